@@ -79,7 +79,7 @@ def _is_interactive() -> bool:
 
 
 def _named(names: Sequence[str], found: Sequence[Entry], directory: Path) -> list[Entry]:
-    """Return the entries that the user named.
+    """Return the entries of `found` that the user gave as `names`.
 
     Raises:
         UsageError: if no entry has one of the names; the message lists similar names.

@@ -256,7 +256,7 @@ def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
 
 @runtime_checkable
 class _Emulated(Protocol):
-    """An emulated device."""
+    """The protocol of an emulated device."""
 
     emulation: "Emulation"
 

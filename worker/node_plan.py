@@ -117,7 +117,7 @@ class NodeLayer:
 
 @dataclass(frozen=True)
 class Pass:
-    """One of a node's turns in a step: the number of the stage, and the blocks of that stage by their numbers.
+    """One pass of a node in a step: the number of the stage, and the range of that stage's block numbers.
 
     `stage` is None for a node without layers.
     """
@@ -162,7 +162,7 @@ class NodePlan:
 
     @cached_property
     def passes(self) -> tuple[Pass, ...]:
-        """The turns of this node in a step: one in each of its stages, or a single one without blocks."""
+        """The passes of this node in a step: one for each of its stages, or a single pass without blocks."""
         found, first = list[Pass](), 0
         for number, stage in enumerate(self.stages):
             if self.rank in stage.ranks:
@@ -256,12 +256,12 @@ def _heads(config: ModelConfig, block: NodeBlock) -> LayerHeads:
 
 
 def _width(runs: Sequence[RunUnits]) -> int:
-    """Return the number of vectors that each part has in all of `runs`."""
+    """Return the total number of vectors that each part has in `runs`."""
     return sum(len(run.units) * run.layout.width for run in runs)
 
 
 def node_blocks(assign: Assign) -> list[NodeBlock]:
-    """Return each distinct block of `assign`, in the order of `Assign.blocks`: what the node stores."""
+    """Return the distinct blocks that the node stores, in the order of `Assign.blocks`."""
     return [_block(assign, source) for source in range(len(assign.blocks))]
 
 

@@ -56,10 +56,11 @@ def memory_budget(profile: Profile) -> int:
 
 
 def limit_options(asked: NodeOptions, profile: Profile) -> NodeOptions:
-    """Return the options that the master asked for, limited to what the node has. Both sides plan with the result.
+    """Return the options that the master asked for, limited to the node's resources. Both sides plan with the result.
 
-    In the result, memory (bytes) and threads are set. If no memory is free, the result is 1 byte, since 0 would mean
-    "choose". With the scheduler `resident` a master may load more than is free, but not more than the node's --memory.
+    In the result, memory (bytes) and threads are set. If no memory is free, memory is 1 byte, since 0 would let the
+    node choose. With the scheduler `resident` a master may load more than is free, but not more than the node's
+    --memory.
     """
     threads = min(asked.threads or profile.threads, profile.threads)
     if asked.scheduler == "resident":

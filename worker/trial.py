@@ -18,7 +18,7 @@ def warn_left_out(why: Exception) -> None:
 
 
 def run_trial(node: "Node", devices: Sequence[Device]) -> None:
-    """Compute one block of each kind on the accelerators that `auto` found, to see whether they work.
+    """Test the accelerators that `auto` found: compute one block of each kind on them.
 
     If a computation fails, close the node and raise the error.
     """
@@ -43,7 +43,7 @@ def warn_experimental(devices: Sequence[Device]) -> None:
 
 
 def calibrate_emulation(emulation: "Emulation", node: "Node") -> None:
-    """Calibrate how much slower than real time the emulation runs, unless the user set that, and print the factor."""
+    """Calibrate how much slower than real time the emulation runs, unless the user set the factor, and print it."""
     if not emulation.stretch_factor.settled:
         node.rehearse()
         emulation.calibrate()

@@ -1,4 +1,4 @@
-"""The accelerators of a node at run time: the rings for streamed weights, and the KV pages that visit them."""
+"""The accelerators of a node at run time: the rings for streamed weights, and the KV pages that are copied there."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
@@ -114,7 +114,7 @@ class Accelerators:
         return None
 
     def adapt_segment(self, segment: Segment) -> Segment:
-        """Return the accelerator's `segment`, replaced by one that fits this plan. By default it is unchanged."""
+        """Return the segment to use instead of the accelerator's `segment`; by default `segment` itself."""
         return segment
 
     def gather(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
@@ -128,7 +128,7 @@ class Accelerators:
         raise TypeError(f"{type(self).__name__} needs {segment} in one place, but it lies in {len(parts)} places")
 
     def adapt_host_segment(self, segment: Segment, layer: int, name: str) -> Segment:
-        """Return the host's `segment`, replaced by one that fits this plan. By default it is unchanged.
+        """Return the segment to use instead of the host's `segment` under this plan; by default `segment` itself.
 
         Args:
             segment: a segment that the host computes.
@@ -142,9 +142,10 @@ class Accelerators:
         return self._pages.get(layer, self.host_pages)
 
     def begin(self, short: bool) -> None:
-        """Begin a step, which is `short` or long.
+        """Begin a step of the kind that `short` says.
 
-        If the two kinds stream different pieces and the last step was of the other kind, wait for its transfers first.
+        If short and long steps stream different pieces, and the last step was of the other kind, wait for its
+        transfers.
         """
         for staged in self._staged:
             staged.begin()
@@ -177,7 +178,7 @@ class Accelerators:
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
         """Return a context manager that yields the bytes of a streamed piece on its accelerator.
 
-        `short` says whether the step is short, since long steps may use another ring.
+        `short` is True in short steps, since long steps may use another ring.
 
         Raises:
             WeightsError: if the piece could not be loaded; names the file.
@@ -195,7 +196,7 @@ class Accelerators:
         return KvPages.allocate(offload.host_kv_layers, pages, heads, config.head_dim, dtype, self.device.staging)
 
     def _opened(self, count: int) -> Mapping[int, HeldPages]:
-        """Allocate `count` KV pages for each layer with attention on an accelerator: resident, or visiting it."""
+        """Allocate `count` KV pages for each layer with attention on an accelerator: resident or buffers."""
         found: dict[int, HeldPages] = {}
         for card, device in zip(self.offload.cards, self.devices, strict=False):  # the last ones may have no pieces
             if self.offload.kv == "gpu":

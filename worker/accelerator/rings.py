@@ -1,4 +1,4 @@
-"""Rings in accelerators' memory for streamed pieces. Those of long and of short steps share the memory in turn.
+"""Rings in accelerators' memory for streamed pieces. The rings of long and of short steps use the same memory in turn.
 
 Each accelerator has its own ring, which loads ahead as far as its memory allows. But if the host's window streams from
 disk, it has a single reader, which takes segments in the order of use. Then all accelerators have one ring together.
@@ -81,7 +81,7 @@ class Rings:
 
         Raises:
             WeightsError: if the piece could not be loaded; names the file.
-            TpiError: if the pieces that are held leave no room, or the queue is closed.
+            TpiError: if held pieces leave no slot free, or the queue is closed.
         """
         return (self._short if short else self._long)[self._group[piece]].hold(piece)
 

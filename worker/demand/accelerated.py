@@ -90,7 +90,7 @@ class ExpertAccelerated(Accelerators):
             self.arena.abandon()
 
     def describe(self) -> str:
-        """Return what the accelerator holds, computed and moved, for the user."""
+        """Return a sentence for the user on what the accelerator holds and computed, and on the bytes that moved."""
         if self.arena is None or not self.arena.cache.stats().uses:
             return super().describe()
         plan, moved = self.offload, self.figures

@@ -100,7 +100,7 @@ class ExpertArena:
         self._best: ReplayResult | None = None  # Belady's
 
     def share(self, block: int, wanted: Mapping[int, int]) -> SharedHold:
-        """Hold the experts of a block that the accelerator should compute: those in the cache, and those to load now.
+        """Hold the experts of a block that the accelerator should compute: cached experts, and experts to load now.
 
         The CPU computes the others.
 
@@ -120,7 +120,7 @@ class ExpertArena:
     def prefetch_next(self, block: int, x: F32) -> None:
         """Prefetch the experts that the next block's router chooses for the hidden states `x` of this one.
 
-        Does nothing if copying an expert takes longer than the usual time from one block to the next.
+        Do nothing if copying an expert takes longer than the usual time from one block to the next.
         """
         self.wait()
         following = min((number for number in self.routers if number > block), default=None)

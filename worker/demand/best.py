@@ -18,7 +18,7 @@ def best_note(
     """Return the note in parentheses that compares a figure of the run with the best possible one.
 
     `name` introduces the best figure. If the run has more steps than were recorded, the note also has the run's own
-    figure of the recorded steps, since the best one is only comparable with that.
+    figure for the recorded steps, because only that can be compared with the best figure.
     """
     part = f"in the first {best.steps} steps {show(recorded)}, " if recorded.steps < whole.steps else ""
     return f"({part}{name} {show(best)})"

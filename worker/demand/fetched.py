@@ -97,7 +97,7 @@ class DemandExperts:
 def _gathered(
     units: Mapping[int, NodeSegment], open_one: Callable[[NodeSegment], Segment]
 ) -> Callable[[Sequence[tuple[int, Bytes]]], Segment]:
-    """Return a function that makes one segment of some of a block's experts, each given with its weights."""
+    """Return a function that takes the weights of some of a block's experts, and makes one segment of these experts."""
     piece = {expert: number for number, expert in enumerate(units)}
     parts = list(units.values())
     whole = open_one(NodeSegment(parts[0].block, tuple(run for part in parts for run in part.runs)))

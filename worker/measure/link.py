@@ -1,4 +1,4 @@
-"""Measurement of the link between this worker and another one, before the master plans."""
+"""Measurement of the link between this worker and another worker, before the master plans."""
 
 import logging
 from dataclasses import replace

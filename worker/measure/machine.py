@@ -169,22 +169,22 @@ def _operations(spec: FfnSpec) -> float:
 def _slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
     """Return the rate in bytes per second, without latency, from the smallest and the largest copy.
 
-    If they took the same time, the rate is that of the largest copy.
+    If both took the same time, return the rate of the largest copy.
     """
     more, longer = sizes[-1] - sizes[0], seconds[-1] - seconds[0]
     return more / longer if more and longer > 0 else sizes[-1] / max(seconds[-1], 1e-9)
 
 
 def _fastest(call: Callable[[], object], clock: Callable[[], float] | None = None) -> float:
-    """Return the seconds of the fastest of three calls, after one that is not counted."""
+    """Return the seconds of the fastest of three calls, after one call that is not timed."""
     call()
     return min(_seconds(call, clock or _wall_clock) for _ in range(_ROUNDS))
 
 
 def _median(call: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Return the median seconds of seven calls, after one that is not counted.
+    """Return the median seconds of seven calls, after one call that is not timed.
 
-    Other processes use the memory too, so the fastest call would not be typical.
+    Other processes use the memory too, so the fastest call would not be typical of a run.
     """
     call()
     return sorted(_seconds(call, clock) for _ in range(_MEDIAN_ROUNDS))[_MEDIAN_ROUNDS // 2]

@@ -79,7 +79,7 @@ def _key(known_by: str, sample: int) -> str:
 
 
 def _known(cache: Path, key: str, on: str) -> Remembered[Accelerator] | None:
-    """Return the measurement of a device under `key`, or None if there is none that can be relied on."""
+    """Return the measurement of a device under `key`, or None if none is stored or it cannot be relied on."""
     found = _read(_load(cache), key, on, _read_device)
     return found if found and found.good else None
 
@@ -96,8 +96,8 @@ def contradicts(predicted: float, measured: float) -> bool:
 def doubt_machine(cache: Path, before: float = inf) -> None:
     """Mark the remembered measurements as doubted, so that the next start measures again.
 
-    Call this if a run contradicts them. Measurements made at or after `before` (seconds since 1970) are not doubted,
-    since a new one would give the same result.
+    Call this if a run contradicts the measurements. Measurements made at or after `before` (seconds since 1970) are
+    not doubted, since a new measurement would give the same result.
     """
     known = _load(cache)
     _save(cache, {key: {**fields, "doubted": _measured_at(fields) < before} for key, fields in known.items()})

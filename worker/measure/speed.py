@@ -32,7 +32,10 @@ def host_rates_allowed(kernels: Kernels, cache: Path, remeasure: bool = False) -
 
 
 def disk_rate(cache: Path) -> DiskRate | None:
-    """Return the read rate of the disk of `cache` during computation; None if it has too few files to measure with."""
+    """Return the read rate of the disk of `cache` during computation.
+
+    Return None if the cache has too few files to measure with.
+    """
     files = [*(cache / "packs").glob("*/*.safetensors"), *(cache / "shards").glob("*/*.shard")]
     found = disk_for(sorted(files), cache).bytes_per_second
     return DiskRate(OF_DISK * found) if found else None

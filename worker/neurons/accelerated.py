@@ -53,7 +53,7 @@ class NeuronAccelerated(Accelerators):
 
         Raises:
             PlanError: if `window` does not have all neurons in memory.
-            DeviceFullError: if the accelerator has no room for them.
+            DeviceFullError: if the accelerator has no room for the arena or the predictors.
         """
         super().open_rings(window)
         if window.kept is None:
@@ -102,14 +102,14 @@ class NeuronAccelerated(Accelerators):
             self.arena.begin()
 
     def abandon(self) -> None:
-        """Discard the predictions of an aborted step and wait until no neurons move."""
+        """Discard the predictions of an aborted step, and wait until no neurons migrate."""
         super().abandon()
         if self.arena is not None:
             self.foresight.abandon()
             self.arena.wait()
 
     def describe(self) -> str:
-        """Return a sentence for the user on what the accelerator and the CPU computed, and which neurons moved."""
+        """Return a sentence for the user on what accelerator and CPU computed, and how many neurons migrated."""
         assert self.arena is not None
         figures = self.arena.figures
         share = figures.active_on_accelerator / max(1, figures.active)
@@ -126,7 +126,7 @@ class NeuronAccelerated(Accelerators):
 
     @property
     def resident_summary(self) -> str:
-        """The accelerator's share of whole blocks and of single neurons, as a sentence for the user."""
+        """A sentence for the user on how many whole blocks and single neurons the accelerator holds."""
         assert self.arena is not None
         plan, layers = self.offload, self.arena.layers
         single = {number for number, piece in enumerate(plan.pieces) if piece.block.layer in self._arenas
@@ -143,7 +143,7 @@ class NeuronAccelerated(Accelerators):
         return self.device.start if self._trace is OFF else traced(self.device, self._trace, name)
 
     def _layers(self, kept: Sequence[Bytes]) -> dict[int, ArenaLayer]:
-        """Return each layer's part of the arena, with its records in the host's memory."""
+        """Return each layer's part of the arena, with the layer's records in the host's memory."""
         found: dict[int, ArenaLayer] = {}
         chosen = iter(self._neurons.placement.neurons)
         for block in self._places.long:

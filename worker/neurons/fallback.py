@@ -31,7 +31,7 @@ class DenseFallback:
 
     @property
     def known(self) -> bool:
-        """True if it is known up to which share of active neurons the sparse product of one token is faster."""
+        """True if the limit for one token is known."""
         return 0 in self._limits
 
     def learn(self, tokens: int, limit: float) -> None:
@@ -48,9 +48,9 @@ class DenseFallback:
         return self._limits[size]
 
     def should_predict(self, layer: int, tokens: int) -> bool:
-        """Return True if a layer should be predicted in a step of `tokens` tokens; always True for one token.
+        """Return True if a layer's neurons should be predicted in a step of `tokens` tokens; always True for one token.
 
-        If all neurons were faster the last time, several tokens are predicted only every `ASKED_AGAIN` steps.
+        If computing all neurons was faster the last time, predict only every `ASKED_AGAIN` steps.
         """
         at = (layer, size_class(tokens))
         if at not in self._unasked:
@@ -68,7 +68,7 @@ class DenseFallback:
     def prefers_active(self, there: int, here: int, neurons: int, lines: Lines | None, tokens: int = 1) -> bool:
         """Return True to compute `there` active neurons on the accelerator and `here` on the CPU, not all `neurons`.
 
-        If `lines` is None, the costs of such steps are not known yet and the CPU's part alone decides.
+        `lines` has the fitted costs of such steps. While it is None, only the number of neurons on the CPU decides.
         """
         size, everything = size_class(tokens), self.limit(tokens) * neurons
         if lines is None:

@@ -35,7 +35,7 @@ class NeuronChoice:
 
     Attributes:
         scores: `[neurons]` for a single token, else None; a neuron is active if its score reaches `threshold`.
-        then: starts the predictions of later layers; called after the accelerator's part has been started.
+        then: a function that starts the predictions of later layers; called after the accelerator's part was started.
         pieces: for many tokens, the active neurons of each piece of the step (`worker.neurons.union`); else empty.
     """
 
@@ -57,7 +57,7 @@ class HybridFfn:
     Attributes:
         device: the host.
         spec: the block with all its neurons.
-        accelerator: the other device.
+        accelerator: the accelerator that computes the neurons in the arena.
         launch: starts a call on the accelerator.
         clock: times both sides, in seconds; an emulated accelerator has a clock of its own.
         measured: returns the share of active neurons above which computing all neurons is faster on the host.

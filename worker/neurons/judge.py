@@ -36,9 +36,9 @@ def measure_limit(
 ) -> float:
     """Return the share of active neurons, at most 1, above which computing all neurons of a block is faster.
 
-    The input is `x`, or one token of zeros. A sparse product's time is proportional to its neurons, so this times a
-    product of half of them and one of all, alternately, and compares the shortest times. With an emulation's `clock`,
-    whose calls always take the same time, each is timed once.
+    The input is `x`, or one token of zeros. A sparse product's time is proportional to its neurons. So the function
+    alternately times a product of half the neurons and one of all, and compares the shortest times. With an
+    emulation's `clock`, by which calls always take the same time, each product is timed once.
     """
     neurons = spec.neuron.units * spec.neuron.width
     given = np.zeros((1, spec.neuron.hidden), np.float32) if x is None else x
@@ -80,7 +80,7 @@ class StepComparison:
         return everything, predicted
 
     def note(self, seconds: float) -> None:
-        """Add the `seconds` per token that a block of the step took."""
+        """Add `seconds`, the time per token of one block of the step."""
         self._now += seconds
         self._blocks += 1
 
@@ -117,12 +117,12 @@ class SparsityJudge:
     def predicting_is_faster(self, tokens: int = 1) -> bool | None:
         """Return True if steps of about `tokens` tokens are faster with predicted active neurons than with all neurons.
 
-        Return None as long as too few steps were measured.
+        Return None while too few steps were measured.
         """
         return self._turns_of(tokens).predicting_is_faster if self._mode == "auto" else True
 
     def limit(self, tokens: int = 1) -> float:
-        """Return the share of active neurons above which all are faster, in steps of about `tokens` tokens."""
+        """Return the share of active neurons above which steps of about `tokens` tokens are faster with all neurons."""
         found = self.costs.limit(tokens)
         return _UNMEASURED if found is None else found
 
@@ -163,7 +163,7 @@ class SparsityJudge:
         self.seconds += seconds
 
     def describe(self) -> str:
-        """Return a sentence for the user on what was decided, and which share of neurons was skipped.
+        """Return a sentence for the user on the decision, and on the share of neurons that was skipped.
 
         It is empty before any neurons were computed.
         """
@@ -194,7 +194,7 @@ class SparsityJudge:
 
 
 def _verdict(size: int, turns: StepComparison) -> str:
-    """Return a sentence for the user with the decision for steps of one size, and the times that were measured."""
+    """Return a sentence for the user with the decision for steps of one size, and the measured times."""
     everything, predicted = (1e3 * each for each in turns.seconds)
     of = f" in steps of {size_name(size)}" if size else ""
     on, pays = ("on", "pays") if turns.predicting_is_faster else ("off", "does not pay")

@@ -74,9 +74,9 @@ class LookaheadPredictions:
         devices: Mapping[int, Device],
         fallback: DenseFallback,
     ) -> None:
-        """Create predictions from scorers, arenas and the devices that run them, each by layer.
+        """Create predictions from scorers, arenas and the devices that run the scorers, each by layer.
 
-        `fallback` decides which layers are predicted.
+        `fallback` decides for which layers neurons are predicted.
         """
         self._scorers, self._arenas, self._devices, self._fallback = scorers, arenas, devices, fallback
         self._later: dict[int, list[int]] = {}  # by layer, the later layers whose scorers run there

@@ -46,7 +46,7 @@ class SparseNode:
         self._predictions.abandon()
 
     def describe(self) -> str:
-        """Return a sentence for the user on what was decided, and how much was skipped and read; may be empty."""
+        """Return a sentence for the user on the decision, and on how much was skipped and read; may be empty."""
         read = "" if self.records is None else self.records.stats().describe()
         return "; ".join(filter(None, [self.judge.describe(), read]))
 
@@ -92,7 +92,10 @@ class SparseNode:
 
 @dataclass(frozen=True, eq=False)
 class SparseFfn:
-    """A `worker.node.segment.Segment` of neurons on the host; `first` is its first one among the node's neurons."""
+    """A `worker.node.segment.Segment` of neurons on the host.
+
+    `first` numbers its first neuron among the node's neurons.
+    """
 
     device: Device
     launch: Launch
@@ -136,7 +139,7 @@ class SparseFfn:
         return found
 
     def _listed(self, data: Bytes, part: MicroBatch, lists: Sequence[I32]) -> F32:
-        """Compute the listed neurons; each list belongs to one piece of the tokens."""
+        """Compute the listed neurons; each list belongs to one piece (some tokens) of the step."""
         kernels, out = self.device.kernels, np.zeros_like(part.x)
         if len(lists) == 1:
             if len(lists[0]):

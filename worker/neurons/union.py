@@ -4,8 +4,8 @@ Kernels multiply a list of neurons with `PIECE` tokens at once, so each piece of
 Scores are computed for as many pieces at once as fit into `SCORED` bytes, at least one. Predicting stops as soon as
 the lists are too long to pay; then all neurons are computed.
 
-Costs are kept for each size of steps (`scheduler.neurons.sizes`). Neurons are predicted if predicting, and computing
-the share that was needed the last time, takes less time than computing all.
+Costs are kept for each size of steps (`scheduler.neurons.sizes`). Neurons are predicted if that is faster than to
+compute all neurons: the time to predict, plus the time to compute the share that the last prediction named.
 """
 
 from collections import deque
@@ -105,9 +105,9 @@ class UnionCosts:
         self._of(tokens).limit = limit
 
     def should_predict(self, layer: int, tokens: int) -> bool:
-        """Return True if a layer should be predicted.
+        """Return True if a layer's neurons should be predicted in a step of `tokens` tokens.
 
-        That is, predicting was faster the last time, or that time was `ASKED_AGAIN` steps ago.
+        Predict if predicting was faster the last time, or if the last time was `ASKED_AGAIN` steps ago.
         """
         size, limit = self._of(tokens), self.limit(tokens)
         if layer not in size.shares or limit is None or not size.whole or not size.predicting:

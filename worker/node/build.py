@@ -66,7 +66,7 @@ def build_node(
     Raises:
         WeightsError: if a shard image cannot be read, or, with `verify_weights`, differs from its hashes.
         PlanError: if the plan needs more memory than the node has, or if the options of the accelerator need more
-            memory than that has.
+            memory than the accelerator has.
     """
     plan, own = node_plan(assign), host or open_host()
     kernels, devices = own.kernels, [own, *(accelerator.devices if accelerator else ())]
@@ -168,13 +168,13 @@ def _hops(stack: ExitStack, plan: NodePlan, spec: GroupSpec, endpoints: Endpoint
 
 
 def _within_stage(plan: NodePlan, spec: GroupSpec) -> GroupSpec:
-    """Return the group of this node's stage; `spec` is that of all nodes."""
+    """Return the spec of the group of this node's stage; `spec` describes the group of all nodes."""
     peers = tuple(spec.peers[rank] for rank in plan.group)
     return replace(spec, rank=plan.group.index(plan.rank), peers=peers, lane=sums_lane(plan.passes[0].stage or 0))
 
 
 def _group_spec(plan: NodePlan, threads: int) -> GroupSpec:
-    """Return the group of all nodes of the deployment."""
+    """Return the spec of the group of all nodes of the deployment."""
     peers = tuple(Peer(peer.rank, peer.name, peer.address, peer.key) for peer in plan.peers)
     hidden = plan.config.hidden
     return GroupSpec(

@@ -18,7 +18,7 @@ _LEAST = 32  # minimum tokens of a micro-batch: smaller matrix products take lon
 
 
 class Division(Protocol):
-    """The division of each step into micro-batches, as the block loop uses it."""
+    """The protocol by which the block loop divides each step into micro-batches."""
 
     def divide(self, x: F32, batch: Batch) -> tuple[Sequence[MicroBatch], Order]:
         """Return the micro-batches of a step, and the order of their tasks; `x` is `[tokens, hidden]`."""
@@ -36,8 +36,8 @@ class Division(Protocol):
 class Halves:
     """Division of a long step into two micro-batches: the first and the second half of its tokens.
 
-    A step is divided only if the group can sum while it computes. The first half appends its keys to the pages before
-    the second half attends.
+    A step is divided only if the network can sum one half while the node computes the other. The first half appends its
+    keys to the pages before the second half attends.
     """
 
     def __init__(self, group: Group) -> None:

@@ -24,7 +24,7 @@ class HeadRange:
     kv: Range  # among all KV heads of the block
 
     def of(self, projected: Projected) -> Projected:
-        """Return the queries, keys and values of these heads as contiguous arrays; `projected` is of all heads."""
+        """Return the queries, keys and values of these heads as contiguous arrays; `projected` has all heads."""
         own = self._views(projected)
         return Projected(*(np.ascontiguousarray(heads) for heads in (own.queries, own.keys, own.values)))
 

@@ -155,7 +155,7 @@ class BlockLoop:
         self.progress += 1
 
     def _compute(self, block: Block, visit: Visit, parts: Sequence[MicroBatch]) -> None:
-        """Do the jobs of a visit while the block's weights are held."""
+        """Hold the weights of `block` in memory, and run the jobs of `visit`."""
         hold = self.weights.hold(visit.block, block.wanted(parts))
         left = len(hold)
         with hold as segments:
@@ -239,7 +239,7 @@ class BlockLoop:
         return total is not None
 
     def _waits_for_nothing(self, x: F32, blocks: range) -> bool:
-        """Return True if `blocks` can run in one call, because neither nodes nor weights are waited for.
+        """Return True if `blocks` can run in one call, because the node waits neither for others nor for weights.
 
         Long steps run block by block: they can then report progress, and the overhead of Python is negligible.
         """

@@ -60,9 +60,10 @@ class MicroBatch:
             self._sum(partial.wait())
 
     def partial(self) -> F32:
-        """Wait for all segments and return the sum of their results, `[tokens, hidden]`, after rows to sum with them.
+        """Wait for all segments, and return the sum of their results, `[tokens, hidden]`.
 
-        If the computation of a segment failed, its error is raised.
+        Rows that the block before left to be summed come first. If the computation of a segment failed, its error is
+        raised.
         """
         for result in wait_all(self._pending):
             self._sum(result)
@@ -73,9 +74,9 @@ class MicroBatch:
         return self._partial
 
     def join(self, stacked: bool = False) -> None:
-        """Go on to the next block with the same hidden states, and keep the partial result, to sum it with the next.
+        """Go on to the next block with the same hidden states, and keep the partial result for that block's sum.
 
-        The next one is added to it, or, if `stacked`, its rows follow.
+        The next block's partial result is added to the kept one. If `stacked`, its rows are appended instead.
         """
         partial = self.partial()
         if stacked:

@@ -69,7 +69,7 @@ class Node:
             sparse: predicts the active neurons, if the plan has predictors.
             recurrent: True if the model has layers with states.
             hops: carry hidden states from stage to stage; None if all nodes are in one stage.
-            passes: the turns of this node in a step; empty for a single one through all blocks.
+            passes: the passes of this node in a step, one per stage; empty for a single pass through all blocks.
         """
         self.fetched = fetched
         self.sparse = sparse
@@ -136,10 +136,11 @@ class Node:
         return self.result(step, self.compute(step))
 
     def compute(self, step: Step) -> F32 | None:
-        """Compute the layers of this node; return what leaves its last stage on the stage's lowest rank, else None.
+        """Compute the layers of this node.
 
-        Before each of its stages but the first one, the node waits for the hidden states of the stage before. On rank
-        0, `result` must follow, for one step after the other; meanwhile other steps may be computed.
+        The lowest rank of the node's last stage returns the hidden states, other ranks None. Before each of its stages
+        but the first one, the node waits for the hidden states of the stage before. On rank 0, call `result` for one
+        step after the other; meanwhile other steps may be computed.
         """
         self._tables.release(step.released)
         if not step.entries:
@@ -158,7 +159,7 @@ class Node:
         return out
 
     def _pass(self, one: Pass, step: Step, batch: Batch) -> F32 | None:
-        """Compute the blocks of one pass, and return what leaves the stage on its lowest rank, else None."""
+        """Compute the blocks of one pass. The lowest rank of the stage returns the hidden states, other ranks None."""
         if self.hops is None:
             return self.loop.forward(step.x, batch, step.step, one.blocks)
         with self.trace.span("hop", "into the stage"):
@@ -168,16 +169,20 @@ class Node:
         return out
 
     def result(self, step: Step, own: F32 | None) -> F32 | None:
-        """Return the hidden states after the last layer on rank 0, None on other ranks; `own` is from `compute`."""
+        """Return the hidden states after the last layer on rank 0, None on other ranks.
+
+        `own` is the result of `compute`.
+        """
         if self.hops is None or not step.entries:
             return own
         with self.trace.span("hop", "out of the last stage"):
             return self.hops.result(step.step, own, step.tokens)
 
     def _rehearsal(self) -> Work:
-        """Return a function that computes one block of a prefill step of zeros; it overwrites the pages from 0 on.
+        """Return a function that computes one block of a prefill step of zeros, and overwrites the pages from 0 on.
 
-        It does nothing on a node that streams weights or has an accelerator, since it would read weights out of order.
+        On a node that streams weights or has an accelerator, the function does nothing: it would read weights out of
+        order.
         """
         loop = self.loop
         if self.window.kept is None or self._residence.offload is not None or self.fetched is not None:

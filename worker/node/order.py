@@ -48,7 +48,7 @@ class Job:
 
     @property
     def sums(self) -> bool:
-        """True if this is the sum over all nodes."""
+        """True if the job is the sum over all nodes."""
         return Phase.SUM in self.phases
 
 

@@ -17,7 +17,7 @@ class PageTables:
     """
 
     def __init__(self, pages: int, page_tokens: int, states: int = 0) -> None:
-        """Create empty tables for `pages` pages; `states` is the number of states, 0 without recurrent layers."""
+        """Create empty tables for `pages` pages of `page_tokens` tokens, and `states` recurrent states (0 for none)."""
         self._pages = pages
         self._states = states
         self._page_tokens = page_tokens
@@ -54,7 +54,7 @@ class PageTables:
             self._tables.pop(sequence, None)
 
     def _check_states(self, entries: Sequence[StepEntry]) -> None:
-        """Check that each entry continues from and writes a state that exists, and that no other entry touches."""
+        """Check that each entry reads and writes existing states, and that no two entries use the same state."""
         written = [entry.write for entry in entries]
         if not self._states:
             if any(written) or any(entry.read for entry in entries):

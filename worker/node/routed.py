@@ -13,7 +13,7 @@ from worker.node.microbatch import MicroBatch
 
 @dataclass(frozen=True)
 class RoutedBlock(Block):
-    """A block of routed experts. `spec` is that of any segment, as all share one router; `device` is the host."""
+    """A block of routed experts. `spec` is the spec of any segment, since all use one router; `device` is the host."""
 
     spec: ExpertsSpec = field(kw_only=True)
     device: Device = field(kw_only=True)

@@ -87,7 +87,7 @@ class HeldPages(Protocol):
     def hold(self, layer: int, batch: Batch) -> AbstractContextManager[tuple[KvArray, KvArray]]:
         """Return a context manager that yields the keys and values of `layer`.
 
-        Attention must be started inside its `with`. It appends the tokens of `batch` to the pages.
+        Start attention inside the `with` statement: it appends the tokens of `batch` to the pages.
         """
         ...
 
@@ -150,7 +150,7 @@ class AttentionSegment:
             return ChainBlock(self.spec, data, residual, keys, values)
 
     def _then(self, part: MicroBatch, call: Callable[[Any], object]) -> None:
-        """Start the next phase with the result of the one before it. A device runs its calls in sequence."""
+        """Start `call` with the result of the phase before it. A device runs its calls in sequence."""
         before: Any = part.phase_results.get(self)
         part.phase_results[self] = self.launch(lambda: call(before.wait() if before else None))
 

@@ -1,4 +1,4 @@
-"""The accelerator of a node that computes batches: chunked rings for weights, visiting KV pages, and the pipeline."""
+"""The accelerator of a node that computes batches: chunked rings for weights, copies of KV pages, and the pipeline."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
@@ -143,7 +143,7 @@ class BatchAccelerated(Accelerators):
             self._rings.chunk = chunk_bytes
 
     def adapt_segment(self, segment: Segment) -> Segment:
-        """Return the accelerator's `segment`, replaced by one that queues its work for the pipeline."""
+        """Return a segment of the same units as `segment` that queues its work for the pipeline."""
         return for_batches(segment, self.lanes, self.host_pages, self.visiting, self.settings.card_kv_heads)
 
     def abandon(self) -> None:
@@ -170,7 +170,7 @@ class BatchAccelerated(Accelerators):
             )
 
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
-        """Return a hold of a streamed piece that lasts from its first visit in a step to the last."""
+        """Return a hold of a streamed piece that lasts from the piece's first use in a step to its last."""
         hold = LongHold(super().hold(piece, short))
         self._holds.setdefault(self.offload.pieces[piece].block.number, []).append(hold)
         return hold

@@ -25,7 +25,7 @@ class MicroBatchLimits:
         min_parts: the smallest number of micro-batches if there are as many sequences, so that work overlaps.
         chunk: the largest number of tokens in a micro-batch of a prompt step.
         pages: the largest number of different KV pages that a micro-batch may need; 0 means any number.
-        limit_decode: whether `pages` limits decode steps too.
+        limit_decode: True if `pages` limits decode steps too.
     """
 
     micro_batch: int
@@ -48,8 +48,8 @@ def divided(sizes: MicroBatchLimits, batch: Batch) -> list[I64]:
 def _answers(sizes: MicroBatchLimits, batch: Batch) -> list[I64]:
     """Divide a decode step into micro-batches of nearly equal numbers of sequences and sums of context lengths.
 
-    Algorithm 2: take the sequences from the longest to the shortest. Add each to the micro-batch with the smallest
-    context so far among those that are not full.
+    MoE-Lightning's algorithm 2: take the sequences from the longest to the shortest. Add each to the micro-batch with
+    the smallest context so far among those that are not full.
     """
     tokens = len(batch.positions)
     count = max(-(-tokens // sizes.micro_batch), min(tokens, sizes.min_parts), _least_parts(sizes, batch))

@@ -22,7 +22,7 @@ class BatchLanes:
             device: the accelerator.
             host: the host's device.
             trace: recorder of the host's attention.
-            adds_there: whether the accelerator adds residual connections, in the order of its calls; else the host.
+            adds_there: True if the accelerator adds residual connections, in the order of its calls; False: the host.
         """
         self.device, self.host, self._trace = device, host, trace
         self.adds_there = adds_there

@@ -32,7 +32,7 @@ class QueuedMicroBatch(MicroBatch):
             batch: the positions and pages of its tokens.
             rows: the indices of its tokens in the step.
             lanes: the host's threads and the accelerator.
-            attended_there: whether the accelerator computes attention; else the host.
+            attended_there: True if the accelerator computes attention, False if the host does.
         """
         super().__init__(x, batch)
         self.number, self.rows, self.attends_on_accelerator = number, rows, attended_there
@@ -55,7 +55,7 @@ class QueuedMicroBatch(MicroBatch):
     def partial(self) -> F32:
         """Wait for the partial results of all segments and return their sum, `[tokens, hidden]`.
 
-        Errors of earlier queued calls are raised too, since a worker has no other place where it waits for them.
+        Errors of earlier queued calls are raised too, since a worker waits for these calls only here.
         """
         wait_all(self._moves)
         self._moves.clear()
@@ -84,7 +84,7 @@ class QueuedMicroBatch(MicroBatch):
     def summed(self, residual: Residual, total: F32 | None, host: Kernels) -> None:
         """Queue the residual connection with `total`, the sum over all nodes.
 
-        It is None if this node does not get the sum.
+        `total` is None if this node does not get the sum.
         """
         self._partial = None
         own = None if total is None else total.copy()  # the next sum overwrites `total` before this call runs

@@ -16,14 +16,17 @@ Place = tuple[range, int]  # the numbers of a layer's blocks, and the number of 
 
 @dataclass(frozen=True)
 class Interleaved:
-    """CGOPipe (algorithm 1): the accelerator computes one micro-batch while the host attends for the next two.
+    """MoE-Lightning's CGOPipe (algorithm 1).
+
+    The accelerator computes one micro-batch while the host attends for the next two.
 
     Attributes:
         attends: whether each block is attention.
         ahead: the number of micro-batches whose attention runs ahead. With 0 there is no overlap (figure 6, S3): each
             micro-batch waits for its own attention.
-        behind: 1 in a group of several nodes, else 0. With 1, neurons are computed one turn later if there are enough
-            micro-batches. A sum then goes over the network while the accelerator computes other micro-batches.
+        behind: 1 in a group of several nodes, else 0. With 1 and enough micro-batches, the neurons of a micro-batch are
+            computed after the attention of the next. A sum then goes over the network while the accelerator computes
+            other micro-batches.
     """
 
     attends: tuple[bool, ...]
@@ -54,9 +57,10 @@ class Interleaved:
                 yield from (task for each in later for task in _before(each))
 
     def _staggered(self, places: list[Place]) -> Iterator[Task]:
-        """Yield the tasks of a group of nodes, in which neurons are computed one turn later.
+        """Yield the tasks of a group of nodes: neurons are computed one turn after their attention's output.
 
-        Each turn computes the output of one place, attention of a later one, and the neurons of the place before.
+        A place is one layer of one micro-batch. Each turn computes the output of one place, attention of a later one,
+        and the neurons of the place before.
         It also starts the sums that are complete by then.
         """
         computed = list[Place]()  # places whose neurons are computed, but whose last sum is not started

@@ -28,11 +28,11 @@ Starts = Callable[[bool], None]
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """The way in which decode steps (one token of each sequence) are computed.
+    """The settings for the computation of decode steps (one token of each sequence).
 
     Attributes:
         micro_batch: the largest number of sequences of a micro-batch.
-        host_attends: whether the host computes attention; else the accelerator does, with KV pages that visit it.
+        host_attends: True if the host computes attention; False: the accelerator, with KV pages copied to it.
         order: the order of the micro-batches' tasks.
         min_parts: the number of micro-batches to make of few sequences, so that transfers and computations overlap.
     """
@@ -44,7 +44,7 @@ class BatchSchedule:
 
 
 def schedule_of(attends: tuple[bool, ...], policy: BatchPolicy, group: GroupBatch | None = None) -> BatchSchedule:
-    """Return the paper's schedule for a policy: CGOPipe if the host attends, else S4.
+    """Return MoE-Lightning's schedule for a policy: CGOPipe if the host attends, else S4 (figure 6).
 
     Args:
         attends: whether each block is attention.
@@ -86,7 +86,7 @@ class BatchPipeline:
     """A division of steps into micro-batches on a node with an accelerator.
 
     A step is a prompt step if it has several tokens of any sequence. Attention of prompts is computed on the
-    accelerator, layer by layer for all micro-batches (section 4).
+    accelerator, layer by layer for all micro-batches (MoE-Lightning, section 4).
 
     Attributes:
         lanes: the accelerator, and the host's threads.
@@ -127,7 +127,7 @@ class BatchPipeline:
         return reassemble([part.rows for part in found], [part.arrive() for part in found])
 
     def alone(self, x: F32, batch: Batch) -> MicroBatch:
-        """Return all tokens as one micro-batch, for a block by itself."""
+        """Return all tokens as one micro-batch, to compute a single block."""
         part = self._part(0, x, batch, np.arange(len(x)), attended_there=True)
         self.on_start(False)
         if self.visiting is not None:

@@ -41,7 +41,7 @@ class BatchAttention(AttentionSegment):
     Attributes:
         lanes: the accelerator, and the host's threads.
         host_pages: KV pages in host memory.
-        visiting: the same pages when they visit the accelerator; None if all keys and values are resident there.
+        visiting: copies these pages to the accelerator when needed; None if all keys and values are resident there.
         resident_heads: heads whose keys and values are resident on the accelerator, which always computes their
             attention.
         host_heads: heads whose keys and values are in host memory. The micro-batch says whether the host computes their
@@ -55,7 +55,7 @@ class BatchAttention(AttentionSegment):
     host_heads: HeadRange | None
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """Start these phases of attention for a micro-batch; return the pending partial result with the last phase."""
+        """Start `phases` of attention for a micro-batch; return the pending partial result with the last phase."""
         assert isinstance(part, QueuedMicroBatch)
         if self.empty:
             return super().start(phases, data, part, take)
@@ -86,7 +86,7 @@ class BatchAttention(AttentionSegment):
             part.phase_results[self] = Finished(lambda: ready)
 
     def _project(self, data: Bytes, part: QueuedMicroBatch, take: Take) -> Pending[Crossed]:
-        """Start the projection to heads, then the transfer of those for which the host attends (D1, section 4.1)."""
+        """Start the projection to heads, then transfer the host's heads (D1, MoE-Lightning section 4.1)."""
         crossing = None if part.attends_on_accelerator else self.host_heads
 
         def project() -> Crossed:
@@ -178,7 +178,7 @@ class BatchFfn(FfnSegment):
     """Feed-forward neurons whose input is prepared in the call that computes them."""
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """Start these phases for a micro-batch; return the pending partial result with the last phase."""
+        """Start `phases` for a micro-batch; return the pending partial result with the last phase."""
         if Phase.OUTPUT not in phases or self.empty:
             return super().start(phases, data, part, take)
         _follow(part)
@@ -190,7 +190,7 @@ class BatchExperts(ExpertsSegment):
     """Experts whose input and routing are prepared in the call that computes them."""
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """Start these phases for a micro-batch; return the pending partial result with the last phase."""
+        """Start `phases` for a micro-batch; return the pending partial result with the last phase."""
         if Phase.OUTPUT not in phases or self.empty:
             return super().start(phases, data, part, take)
         router, kernels, call = self.spec.router, self.device.kernels, self.call(data)
@@ -216,7 +216,7 @@ def for_batches(
         segment: a segment of the accelerator.
         lanes: the accelerator, and the host's threads.
         home: KV pages in host memory.
-        visiting: the same pages when they visit the accelerator, if they do.
+        visiting: copies these pages to the accelerator; None if all keys and values are resident there.
         kept: the number of KV heads, from the first on, whose keys and values are resident on the accelerator.
     """
     if isinstance(segment, AttentionSegment):

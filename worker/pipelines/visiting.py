@@ -61,7 +61,7 @@ class PageNumbers:
 
 @dataclass(frozen=True)
 class _Save:
-    """A save of one layer's `pages`, by their numbers in host memory; waiting for `ended` returns the transfer."""
+    """A save of one layer's `pages`, numbered as in host memory. `ended.wait()` returns the ended transfer."""
 
     pages: frozenset[int]
     ended: "Pending[QueuedTransfer]"

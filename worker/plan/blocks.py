@@ -32,7 +32,7 @@ def has_matching_kv_units(assign: Assign, layer: int, attention: BlockPlan) -> b
     """Return True if the node's KV units of a layer's attention are exactly those that its query units attend to.
 
     If heads come from latent vectors, the node must also have all units of the latent runs, and the rows of its
-    queries. A node without query units must have none of them.
+    queries. A node without query units must have no KV units.
     """
     config = assign.config.at_layer(layer)
     runs = {assign.layouts[run.layout].name: (assign.layouts[run.layout], run) for run in attention.runs}
@@ -78,9 +78,9 @@ def lacks_latent(config: ModelConfig, names: list[str]) -> bool:
 
 
 def lacks_of_heads(wanted: Collection[str], names: list[str]) -> bool:
-    """Return True if a vector is missing from `names`, those of a block with states that may have those in `wanted`.
+    """Return True if `names`, the vectors of a block with states, lack some of `wanted`, the vectors that it may have.
 
-    It has `decay` or its logarithm, and biases of all convolutions or of none.
+    A block needs `decay` or its logarithm, and biases of all convolutions or of none.
     """
     biases = {name for name in wanted if name.endswith(".bias") and name != "decay.bias"}
     optional = {"decay", "decay.log"} | (set() if biases & {*names} else biases)
@@ -116,7 +116,7 @@ def expert_vectors(config: ModelConfig) -> dict[str, int]:
 
 
 def settings_fault(config: ModelConfig) -> str | None:
-    """Return what is wrong with the model's settings of experts or of latent attention, or None if they are valid."""
+    """Return a message about a fault in the model's settings of experts or latent attention, or None."""
     try:
         if config.mixture is not None:
             check_mixture(config.mixture, "it")
@@ -130,7 +130,7 @@ def settings_fault(config: ModelConfig) -> str | None:
 
 
 def expert_ranges_fault(names: Sequence[str], block: BlockPlan) -> str | None:
-    """Return what is wrong with the ranges of a block of experts, or None; `names` are the names of its runs.
+    """Return a message about a fault in a block of experts' ranges, or None; `names` are the names of its runs.
 
     Ranges of one run must have the same layout, be in order and not overlap.
     """

@@ -135,7 +135,7 @@ class Case:
     def host_part(self, offload: OffloadPlan | None) -> tuple[list[NodeSegment], HostShare]:
         """Return the pieces that do not stay on the accelerators of `offload`, and the host memory that they take.
 
-        If `offload` is None, these are all pieces of the node.
+        If `offload` is None, return all pieces of the node.
         """
         if offload is None:
             pieces = tiles(self.plan)
@@ -166,7 +166,7 @@ class Case:
     def budget(self, pieces: Sequence[NodeSegment], hosted: HostShare) -> tuple[Budget, DiskSpeed]:
         """Return the division of the host's memory, and the speed of its disk.
 
-        If weights are streamed, the speeds of the memory and of the disk are measured for this.
+        If weights are streamed, measure the speeds of the memory and of the disk first.
 
         Raises:
             PlanError: if the plan does not fit; names the memory that would suffice.

@@ -101,7 +101,7 @@ def check_step(step: Step, hidden: int, longest: int, first: bool, per_layer: in
 
 
 def _faults(assign: Assign) -> Iterator[Fault]:
-    """Yield what is wrong with a plan. Each check relies on the ones before it, so stop at the first fault."""
+    """Yield a message for each fault in a plan. Each check relies on the ones before it, so stop at the first fault."""
     yield from _config_faults(assign.config)
     yield from _option_faults(assign.options)
     yield from _group_faults(assign)
@@ -163,7 +163,7 @@ def _group_faults(assign: Assign) -> Iterator[Fault]:
 
 
 def _stage_faults(assign: Assign) -> Iterator[Fault]:
-    """Yield what is wrong with a plan's stages: they hold all layers in order. A node in several is alone in each."""
+    """Yield messages unless a plan's stages hold all layers in order, and a node of several is alone in each."""
     stages = assign.stages
     yield _outside("the number of stages", len(stages), 1, MOST_STAGES)
     ends = [0, *(stage.last for stage in stages)]
@@ -226,7 +226,10 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
 
 
 def _layer_faults(kinds: Sequence[BlockKind], parallel_experts: bool) -> Iterator[Fault]:
-    """Yield what is wrong with a layer's blocks. Only the first may be attention, as KV pages are per layer."""
+    """Yield a message for each fault in a layer's blocks.
+
+    Only the first may be attention, as KV pages are per layer.
+    """
     yield _outside("the number of a layer's blocks", len(kinds), 1, _MOST_BLOCKS)
     wanted = not parallel_experts or tuple(kinds[1:]) == ("ffn", "experts")
     yield _if(not wanted, f"a layer has the blocks {', '.join(kinds)}, not attention, ffn and experts")
@@ -236,7 +239,7 @@ def _layer_faults(kinds: Sequence[BlockKind], parallel_experts: bool) -> Iterato
 
 
 def _layout_fault(layout: RunLayout, wanted: RunShape, parts: str) -> Fault:
-    """Return what is wrong with a run's layout, or None.
+    """Return a message about a fault in a run's layout, or None.
 
     Its units must be whole heads or `FFN_UNIT` neurons, have the parts `parts`, and add up to the model's vectors.
     """

@@ -20,7 +20,7 @@ _LEAST = 1 << 16  # bytes of a chunk: a smaller copy takes hardly less time on t
 
 @dataclass(frozen=True)
 class Chunking:
-    """The chunks of a layer: `count` of them, or fewer if they would be smaller than `least` bytes."""
+    """The division of a layer into `count` chunks, or fewer if chunks would be smaller than `least` bytes."""
 
     count: int
     least: int = _LEAST

@@ -96,7 +96,7 @@ class OffloadPlan:
     def piece_name(self, piece: int) -> str:
         """Return the name of a streamed piece for traces and errors.
 
-        If its block has several chunks, add the chunk's number.
+        The name includes the number of the chunk if the block has several.
         """
         block = self.pieces[piece].block
         if not self.chunked:
@@ -157,10 +157,10 @@ class OffloadPlan:
         )
 
     def deepened(self, rooms: Sequence[int]) -> "OffloadPlan":
-        """Return the plan with the deepest rings that fit; a deeper ring hides differences between pieces' sizes.
+        """Return the plan with rings of as many segments as fit: longer rings even out the pieces' sizes.
 
         Args:
-            rooms: bytes of memory on each accelerator.
+            rooms: bytes of memory that rings may take on each accelerator.
         """
         if self.depth == 1 or not self.streamed_pieces:
             return self
@@ -202,7 +202,7 @@ class OffloadPlan:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of accelerator memory that the plan takes in all, without the buffers of kernels."""
+        """Bytes that the plan takes on all accelerators together, without the buffers of kernels."""
         return sum(self.card_bytes)
 
     @property
@@ -228,11 +228,11 @@ class OffloadPlan:
         """Return the placement of the pieces `host_pieces` in the host's memory, as `memory` says.
 
         Args:
-            sizes: bytes of each of these pieces.
-            fitting: the placement that keeps as many of them resident as fit.
+            sizes: bytes of each piece of `host_pieces`.
+            fitting: the placement that keeps as many of these pieces resident as fit.
 
         Raises:
-            PlanError: if all must be in memory and do not fit.
+            PlanError: if all pieces must be in memory and do not fit.
         """
         rule = self.memory
         if rule.in_ram and fitting.streamed_bytes:
@@ -247,8 +247,8 @@ class OffloadPlan:
     def adapted_to(self, host: Placement) -> "OffloadPlan":
         """Return the plan adapted to `host`, the placement of the pieces `host_pieces` in the host's memory.
 
-        If some of them are read from disk, a step that streams any pieces to the accelerator must stream all of them.
-        The reason is that the disk is read in a fixed order.
+        The disk is read in a fixed order. So if some of these pieces are read from disk, a step that streams any of
+        them to the accelerator must stream all.
         """
         if not host.streamed_bytes:
             return self
@@ -284,7 +284,7 @@ class OffloadPlan:
 
     @cached_property
     def _chunk_numbers(self) -> dict[int, int]:
-        """The position of each streamed piece among those of its block, from 1 on."""
+        """The position of each streamed piece among the streamed pieces of its block, from 1 on."""
         found, counts = dict[int, int](), dict[int, int]()
         for piece in self.streamed_pieces:
             block = self.pieces[piece].block.number
@@ -293,7 +293,7 @@ class OffloadPlan:
 
     @cached_property
     def _passing(self) -> list[list[int]]:
-        """The streamed pieces, layer by layer, without layers that have none."""
+        """The streamed pieces of each layer that has any."""
         found: dict[int, list[int]] = {}
         for piece in self.streamed_pieces:
             found.setdefault(self.pieces[piece].block.layer, []).append(piece)

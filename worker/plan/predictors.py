@@ -18,7 +18,7 @@ _MOST_RANK = 1 << 14
 
 
 def predictor_faults(assign: Assign) -> Iterator[str | None]:
-    """Yield what is wrong with the predictors of a plan, for `worker.plan.checks`; its blocks must be valid."""
+    """Yield a message for each fault in a plan's predictors; the plan's blocks must be valid."""
     if len({one.layer for one in assign.predictors}) < len(assign.predictors):
         yield "a layer has two predictors"
     for one in assign.predictors:
@@ -29,7 +29,7 @@ def predictors_of(plan: NodePlan, held: Sequence[HeldBlock]) -> dict[int, Predic
     """Return the predictors of this node's neurons by layer; `held` are the plan's blocks in the plan's order.
 
     Raises:
-        WeightsError: if one cannot be used.
+        WeightsError: if a predictor cannot be used.
     """
     hidden = plan.config.hidden
     try:

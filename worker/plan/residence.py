@@ -28,7 +28,7 @@ class Residence:
         segments: the segments of the host's window, in order of use.
         extents: the byte range of each segment on disk.
         placement: which segments are resident, and the ring for the others.
-        budget: the division of the node's memory. Its placement is of the tiles, before resident neighbours are joined.
+        budget: the division of the node's memory. Its placement counts tiles, before resident neighbours are joined.
         disk: the reader of the weights' files.
         memory_for: takes the bytes of weights to hold in memory; returns the `--memory`, in bytes, that they need
             with the head in memory.
@@ -108,7 +108,7 @@ def residence_of(case: Case, chosen: Candidate[Any]) -> Residence:
 
 
 def memory_with_window(plan: NodePlan, tables: Tables | None, window: int, retain: int) -> int:
-    """Return the `--memory`, in bytes, for `window` blocks at once, one in `retain` FFN blocks, and the head."""
+    """Return the `--memory`, in bytes, for `window` blocks, one resident FFN block in `retain`, and the head."""
     asked = replace(plan, options=replace(plan.options, window=window, retain=retain))
     return window_budget(need(asked, tables), window, retain, plan.options.prefill_tokens)
 

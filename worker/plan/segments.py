@@ -37,9 +37,9 @@ class NodeSegment:
         block: the block.
         runs: the units.
         device: the number of the node's device that computes it; 0 is the host.
-        memory: where its weights lie then, once `worker.plan.places` has placed it.
-        number: index into the window's segments, the resident segments, or the pieces of the ring, by `memory`; -1 for
-            the others, and before the segment is placed.
+        memory: where its weights lie during a step; set by `worker.plan.places`.
+        number: depending on `memory`, the index into the window's segments, the resident segments, or the pieces of
+            the ring; -1 for other values of `memory`, and before the segment is placed.
         parts: if `memory` is "parts", the segments that its runs come from, one after the other.
     """
 
@@ -114,9 +114,11 @@ def tiles(plan: NodePlan) -> list[NodeSegment]:
 
 
 def cut_pieces(plan: NodePlan) -> list[NodeSegment]:
-    """Return all segments in order of use: large blocks of experts or of one run in tiles, the others whole.
+    """Return all segments in order of use. Large blocks of experts, or of one run, are cut into tiles.
 
-    With the paper's window, which counts blocks, all are whole.
+    Others stay whole.
+
+    With `--window`, which counts blocks, no block is cut.
     """
     if plan.options.window:
         return whole_blocks(plan)
@@ -133,7 +135,7 @@ def join(segments: Sequence[NodeSegment], resident: Collection[int]) -> tuple[li
 
     Args:
         segments: segments in order of use.
-        resident: the indices of those that are resident.
+        resident: the indices of the resident segments.
 
     Returns:
         The joined segments, and for each of `segments` the index of the joined segment that contains it.
@@ -166,7 +168,7 @@ def _tiled(blocks: Sequence[NodeBlock]) -> Iterator[NodeSegment]:
 def _tiled_experts(block: NodeBlock, size: int) -> list[list[RunUnits]]:
     """Cut a block of experts into tiles of about `size` bytes: several experts, or slices of experts.
 
-    A run's range of units is cut only if it is larger than a tile by itself.
+    A run's range of units is cut only if the range alone is larger than a tile.
     """
     tiles: list[list[RunUnits]] = []
     room = 0

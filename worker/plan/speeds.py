@@ -26,7 +26,7 @@ def speeds_of(plan: NodePlan, disk: DiskSpeed, block: int, budget: int, kernels:
         disk: the measured disk.
         block: bytes of the smallest load.
         budget: bytes of memory; the measurement uses at most half of them for about 20 ms.
-        kernels: they read the memory.
+        kernels: the kernels that read the memory.
     """
     compute = OF_MEMORY * memory_speed(min(_SAMPLE, budget // 2), kernels)
     opened = disk.open(block)

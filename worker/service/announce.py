@@ -71,7 +71,7 @@ class Announcer:
         )  # fmt: skip
 
     def _withdraw(self) -> None:
-        """Withdraw the announcement. It may fail, since the machine may have lost the addresses that it used."""
+        """Withdraw the announcement, and ignore failures: the machine may have lost the addresses that it announced."""
         network, self._network = self._network, None
         try:
             if network is not None:

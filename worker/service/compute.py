@@ -127,7 +127,7 @@ class Compute:
         self._thread.start()
 
     def put(self, job: Job) -> None:
-        """Queue a job; None ends the thread. An Assign or an Abort first removes all queued jobs.
+        """Queue a job; None ends the thread. Before an Assign or an Abort, remove all queued jobs.
 
         Raises:
             PlanError: if a step does not fit the plan, or if too many jobs are queued.

@@ -286,7 +286,7 @@ class Daemon:
             self._beat()
 
     def _yield(self, other: str) -> None:
-        """Leave the silent master for the one named `other`. A message tells the silent one, in case it returns."""
+        """Leave the silent master for the master named `other`, and send the silent one a message about it."""
         if self._master is not None:
             self._answer(self._master.identity, Refuse(__version__, self._master.session, "in use", other))
         self._leave("it is silent, and another master calls")
@@ -321,7 +321,7 @@ class Daemon:
         self._compute.put(Abort(master.session, master.epoch))
 
     def _answer(self, peer: bytes, message: object) -> bool:
-        """Send a message that may be lost, if the queue has room; return True if there is a connection."""
+        """Send a message that may be lost: drop it if the queue is full. Return True if there is a connection."""
         try:
             self._control.offer(message, peer)
         except UnreachableError:

@@ -1,4 +1,7 @@
-"""Answers to inquiries about this worker's condition. Background threads try the ports, since that takes time."""
+"""Answers to inquiries about this worker's condition.
+
+Background threads try the ports, since a connection attempt may take seconds.
+"""
 
 import socket
 import time

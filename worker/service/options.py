@@ -61,7 +61,7 @@ class Ports:
 
 @dataclass
 class ServedMaster:
-    """The master that the worker serves. It plans with `profile`, the description of this machine that it was sent."""
+    """The master that the worker serves. It plans with `profile`, the description of this machine that it got."""
 
     identity: bytes
     session: int

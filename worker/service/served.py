@@ -69,12 +69,12 @@ class ServedNode(Protocol):
         """Forget the released sequences, then run the step."""
 
     def figures(self) -> Figures:
-        """Return what the node has done so far."""
+        """Return the counters of the node's work since it was built."""
 
     def steady(self, other_waits: OtherWaits = NO_OTHER_WAITS) -> Steady | None:
         """Return whether the node waits for its disk, and which placement would end that; None if it streams nothing.
 
-        This takes long to compute. `other_waits` has the waits for disks that are not for this node's blocks.
+        The computation may take seconds. `other_waits` has the waits for disks that are not for this node's blocks.
         """
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ class ShardCache:
 
         Args:
             root: the directory.
-            limit: limits the size of the cache. None: no limit, because another process limits it.
+            limit: limits the size of the cache. None: no limit, because another process limits the size.
             nearby: packs from which missing units are copied.
 
         Raises:

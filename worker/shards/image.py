@@ -55,7 +55,7 @@ class HeldBlock:
     remedy: str = "restart TPI to fetch it again"  # the advice in the message if the file is damaged
 
     def damaged(self, reason: str) -> WeightsError:
-        """Return the error for a file that changed after it was checked, and have the next start check it again."""
+        """Return the error for a file that changed after its check, and make the next start check it again."""
         with suppress(OSError):
             os.utime(self.extent.path)  # now the time differs from the one that `worker.shards.cache` remembers
         return WeightsError(f"{self.extent.path} is damaged: {reason}; {self.remedy}")
@@ -111,7 +111,7 @@ def image_pieces(block: NodeBlock) -> list[Piece]:
 def image_token(block: NodeBlock) -> str:
     """Return the SHA-256, in hex, of the image's header and of the hashes of all pieces.
 
-    It differs for images of other content.
+    Images with different content have different tokens.
     """
     parts = [image_header(block), block.vectors_hash, *(run.hashes for run in block.runs)]
     return sha256(b"".join(parts)).hexdigest()
@@ -135,7 +135,7 @@ def open_image(block: NodeBlock, path: Path) -> HeldBlock:
 
 
 def _offsets(block: NodeBlock) -> tuple[int, int]:
-    """Return the offsets of the vectors and of the units in a block's image; that of the units is at a page."""
+    """Return the byte offsets of the vectors and of the units in a block's image; the units start on a page."""
     vectors_offset = _vectors_offset(len(image_header(block)))
     return vectors_offset, round_up(vectors_offset + block.vectors_bytes)
 

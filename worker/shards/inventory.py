@@ -70,7 +70,7 @@ def _shards(cache: Path) -> Iterator[Entry]:
 
 
 def _pack_names(cache: Path) -> dict[str, str]:
-    """Return the names of packs by the ids of their blocks. A shard image has the id of its block only."""
+    """Return the names of packs by the ids of their blocks. A shard image has only the id of its block."""
     packs = cache / "packs"  # a pack may contain renumbered packs
     found = (path for form in ("[!.]*", "[!.]*/[!.]*") for path in packs.glob(f"{form}/*.safetensors"))
     return {path.stem: path.relative_to(packs).parts[0] for path in found}

@@ -25,7 +25,7 @@ class NearbyPacks:
         """Find the packs.
 
         Raises:
-            UsageError: if there is none.
+            UsageError: if the directory holds no pack.
         """
         self._blocks: dict[str, tuple[Path, Sequence[StoredUnits]]] = {}
         for pack in (directory, *sorted(directory.glob("*")), *sorted(directory.glob("packs/*"))):

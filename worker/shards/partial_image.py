@@ -38,7 +38,10 @@ def bad_pieces(path: Path, pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def forget(descriptor: int, offset: int, size: int) -> None:
-    """Drop a range of a file from the page cache, since weights are read with direct I/O; `size` 0: up to the end."""
+    """Drop a range of a file from the page cache, since weights are read with direct I/O.
+
+    A `size` of 0 means up to the end.
+    """
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
@@ -70,7 +73,7 @@ class PartialImage:
         return sum(piece.nbytes for piece in self.missing.values())
 
     def copy_from(self, path: Path, stored: Sequence[StoredUnits]) -> None:
-        """Copy missing units from another image of the same block, as far as they match their hashes."""
+        """Copy the missing units that match their hashes from another image of the same block."""
         for run in stored:
             for unit in range(run.first, run.last):
                 piece = self.missing.get((run.run, unit))

@@ -70,9 +70,9 @@ def mark_used(path: Path, model: str) -> None:
 
 
 def remove_least_recent(images: Iterable[StoredImage], excess: int) -> list[StoredImage]:
-    """Remove partial images, then images (least recently used first), until `excess` bytes are freed or none is left.
+    """Remove images until `excess` bytes are freed or no image is left; return the removed images.
 
-    Return the removed images.
+    Partial images go first, then the least recently used images.
     """
     gone: list[StoredImage] = []
     for image in sorted(images, key=lambda image: (not image.partial, image.last_used)):

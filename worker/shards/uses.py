@@ -59,7 +59,7 @@ class Uses:
 def change_lock(root: Path) -> Iterator[None]:
     """Hold the lock that a process needs to remove images of `root`, or to declare that it uses them.
 
-    Wait until no other process holds it.
+    First wait until no other process holds the lock.
     """
     handle = os.open(root / "change.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE)
     try:

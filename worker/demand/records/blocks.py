@@ -126,7 +126,7 @@ class PredictedBlock(Block):
     segment: DemandFfn = field(kw_only=True)
 
     def wanted(self, parts: Sequence[MicroBatch]) -> Wanted:
-        """Return `()`, which holds nothing of the window, if `segment` reads the predicted neurons; else None: all."""
+        """Return `()` (no units of the window) if `segment` reads the predicted neurons, else None (all units)."""
         if len(parts) > 1:
             return None
         (part,) = parts
@@ -140,7 +140,7 @@ class PredictedBlock(Block):
 class DemandBlock:
     """A `scheduler.weights.Demanded` for one block.
 
-    If all neurons are needed, it holds the block's tiles in the window, else the block's slots.
+    If all neurons are needed, hold the block's tiles in the window, else the block's slots.
     """
 
     def __init__(self, tiles: Sequence[tuple[Segment, Hold]], records: DemandFfn) -> None:
@@ -151,7 +151,7 @@ class DemandBlock:
         return BlockHold(self._tiles if wanted is None else [(self.records, nullcontext(_NOTHING))])
 
     def expect(self, wanted: Wanted) -> None:
-        """Do nothing: the predictions themselves start the reads of the tier."""
+        """Do nothing: making a prediction already starts its reads."""
 
     def block(self, number: int, name: str, residual: Residual, sums_with_next: Joining) -> Block:
         """Return the description of this block that the block loop needs."""

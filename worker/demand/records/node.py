@@ -53,7 +53,7 @@ class DemandNeurons:
     def blocks(
         self, blocks: Sequence[NodeBlock], parts: Sequence[Sequence[tuple[Segment, Hold]]], open_one: OpenSegment
     ) -> dict[int, DemandBlock]:
-        """Return those of `blocks` whose neurons are read on demand, by block number.
+        """Return the blocks of `blocks` whose neurons are read on demand, by block number.
 
         `parts` are the segments and holds of each block in the window; `open_one` opens a segment.
         """
@@ -94,7 +94,10 @@ class DemandNeurons:
             self._plan.disk.close()
 
     def _change_over(self, by_neurons: bool) -> None:
-        """Give the memory to slots if `by_neurons`, else to the plain window. Do nothing if it already is."""
+        """Give the memory to slots if `by_neurons`, else to the plain window.
+
+        Do nothing if the memory is already used so.
+        """
         plain = self._plan.plain_placement
         if by_neurons == self._by_neurons or plain is None:
             return

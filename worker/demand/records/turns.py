@@ -19,7 +19,7 @@ TURN, WARM, TURNS_EACH = 8, 3, 2  # steps of a turn; steps at its start that are
 class TurnsJudge(SparsityJudge):
     """The judge that lets the two ways take turns and then picks the faster one.
 
-    It is used by one thread. All nodes of a group count the same steps, so they change over together.
+    Used by one thread. All nodes of a group count the same steps, so they change over together.
     """
 
     def __init__(self) -> None:

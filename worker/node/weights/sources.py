@@ -52,7 +52,7 @@ class Sources:
     short: bool = False  # True: for short steps
 
     def of(self, short: bool) -> "Sources":
-        """Return the sources for short steps, or for long ones."""
+        """Return the sources for short steps if `short` is True, else those for long steps."""
         return replace(self, short=short)
 
     def hold(self, segment: NodeSegment) -> Hold:
@@ -70,7 +70,7 @@ def arrange(
 ) -> Arrangement[Segment]:
     """Return the segments of every block, with their holds.
 
-    `waits` says that the units to compute are chosen during the step. The blocks then cannot run as one chain.
+    `waits` is True if the units to compute are chosen during the step. The blocks then cannot run as one chain.
     """
     blocks = parts(visits, sources, open_one)
     hosted = all(segment.memory == "window" for block in visits for segment in block)
@@ -146,7 +146,10 @@ def load_kept(
 
 
 def open_pages(plan: NodePlan, count: int, link: "Accelerators | None") -> Callable[[int, int], HeldPages]:
-    """Allocate `count` KV pages, and return a function from a device's number and a layer to the pages for them."""
+    """Allocate `count` KV pages.
+
+    Return a function that takes the numbers of a device and a layer and returns their pages.
+    """
     if link is not None:
         return lambda device, layer: link.pages(layer) if device else link.host_pages
     heads = {layer: (each.kv_heads, each.head_dim) for layer, each in plan.layer_heads.items()}

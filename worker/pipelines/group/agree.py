@@ -38,7 +38,7 @@ def agree(members: Sequence[GroupMember], sums: SumCost | None = None, batch: in
 
     Args:
         members: all nodes of the group.
-        sums: the cost of each sum over the nodes; by default nothing.
+        sums: the cost of each sum over the nodes; by default 0.
         batch: the number of sequences at once, if it is given.
 
     Raises:
@@ -127,10 +127,10 @@ def _problem(member: GroupMember, chunk: int, sums: SumCost) -> BatchProblem:
 
 
 def _best(members: Sequence[GroupMember], problems: Sequence[BatchProblem]) -> Sequence[BatchPolicy]:
-    """Return the best policies for all nodes.
+    """Return the policy of each node with which the slowest node is fastest.
 
     Raises:
-        PlanError: if there are none; names the first node that has no policy even by itself, if there is one.
+        PlanError: if no policies fit all nodes; names the first node that has no policy even by itself, if any.
     """
     try:
         return best_policies(problems).policies

@@ -57,7 +57,7 @@ class HostedPipeline:
         return reassemble([part.rows for part in found], [part.x for part in found])
 
     def alone(self, x: F32, batch: Batch) -> MicroBatch:
-        """Return all tokens as one micro-batch, for a block by itself."""
+        """Return all tokens as one micro-batch, to compute a single block."""
         return HostedMicroBatch(x, batch, np.arange(len(x)))
 
 

@@ -265,7 +265,7 @@ def buffer_pages(plan: NodePlan, micro_batch: int) -> int:
 
 
 def problem_of(case: Case) -> BatchProblem:
-    """Return the input of the roofline model for `case`."""
+    """Return the input of the roofline model for the node that `case` describes."""
     assert case.machine is not None  # the roofline model compares its speeds
     return batch_problem(case.plan, case.machine, case.options, case.tables)
 

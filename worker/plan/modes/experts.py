@@ -154,7 +154,7 @@ def _made(
 def hit_rate_of(routing: bytes, keys: Sequence[Key]) -> HitRate:
     """Return a function from the number of slots to the expected hit rate of the experts `keys`.
 
-    It replays the recorded routing. Without a recording it assumes that all experts are equally likely.
+    The function replays the recorded routing. Without a recording it assumes that all experts are equally likely.
     """
     recording = recording_of(routing, keys)
     if recording is None:

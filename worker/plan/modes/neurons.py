@@ -1,14 +1,15 @@
 """The mode that computes only the neurons predicted to be active.
 
-Neurons that are active often lie on an accelerator, or active neurons are read from disk when they are needed.
+Neurons that are often active lie on an accelerator. Without one, active neurons are read from disk when needed.
 
 With an accelerator, attention takes its memory first, since every token uses attention whole. The rest is for
 predictors and the neurons' arena; the integer program of `scheduler.model.neurons` chooses which of them lie there.
 The host's memory holds all feed-forward weights and all predictors.
 
-With `--sparsity auto`, the cost model compares this mode with those that compute all neurons, with this machine's
-measured rates, for the request that all candidates are made for. Both fill the accelerator's memory, so a node cannot
-alternate between them as on the host (`worker.neurons.judge`). All neurons of a prompt are assumed to be computed.
+With `--sparsity auto`, the cost model compares this mode with the modes that compute all neurons. It uses this
+machine's measured rates and the request for which all candidates are made. Both modes fill the accelerator's memory, so
+a node cannot alternate between them as on the host (`worker.neurons.judge`). All neurons of a prompt are assumed to be
+computed.
 
 Without an accelerator, `worker.plan.records` plans neurons that are read from disk one by one.
 """

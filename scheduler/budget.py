@@ -83,10 +83,10 @@ def plan_budget(
     """Divide `total` bytes among the needs of a node.
 
     Args:
-        need: what the node must find room for.
+        need: the node's memory needs.
         total: bytes that the node may use.
         chunk: the longest prefill step, in tokens; it never exceeds the context.
-        window, retain: if `window` is not 0, the paper's placement (`scheduler.model.placement.place_window`) in place
+        window, retain: if `window` is not 0, the paper's placement (`scheduler.model.placement.place_window`) instead
             of the fastest that fits.
         speeds: the speeds to choose a placement for; None: a laptop's.
 
@@ -114,14 +114,15 @@ def plan_budget(
 
 
 def minimum_bytes(need: MemoryNeed, window: int = 0, retain: int = 0) -> int:
-    """Return the smallest budget that works without any KV cache: one token a step, one block in memory at a time."""
+    """Return the smallest budget, in bytes, without a KV cache: one token a step, one block in memory at a time."""
     return need.fixed + need.token + need.table_tiles + _least_weights(need, window, retain)[0]
 
 
 def sufficient_budget(need: MemoryNeed, weights: int, chunk: int = LONGEST_CHUNK) -> int:
     """Return the smallest budget found with which `plan_budget` leaves `weights` bytes for blocks: bytes, whole MiB.
 
-    The head or a longer chunk may take added memory first, so the budget grows in steps until the blocks get theirs.
+    The head or a longer chunk may take added memory first, so the budget grows in steps until the blocks get `weights`
+    bytes.
     """
     total = _whole_mib(minimum_bytes(need) + need.pages * need.page_bytes)
     while (room := _shares(need, total, chunk, 0, 0)[2]) < weights:
@@ -149,7 +150,7 @@ def budget_with_head(need: MemoryNeed, weights: int, chunk: int = LONGEST_CHUNK)
 
 
 def affordable_pages(need: MemoryNeed, total: int, window: int = 0, retain: int = 0) -> int:
-    """Return how many pages fit into `total` bytes if all other needs are at their minimum; 0 if those do not fit."""
+    """Return how many pages fit into `total` bytes with all other needs at their minimum; 0 if these do not fit."""
     room = total - minimum_bytes(need, window, retain)
     return max(0, room // need.page_bytes) if need.page_bytes else need.pages
 
@@ -169,7 +170,7 @@ def _shares(need: MemoryNeed, total: int, chunk: int, window: int, retain: int) 
 
 
 def _least_weights(need: MemoryNeed, window: int, retain: int) -> tuple[int, int]:
-    """Return the fewest bytes that work for blocks, and the fewest with which loads overlap computing."""
+    """Return the fewest bytes with which blocks can run, and the fewest with which loads overlap computing."""
     if window:
         needed = place_window(need.blocks, window, retain, need.kinds).memory_bytes
         return needed, needed

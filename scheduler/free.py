@@ -64,7 +64,7 @@ def _part(free: int, others: int) -> int:
 
 
 def less_margin(free: int) -> int:
-    """Return how many of `free` bytes may be used: all but 256 MiB or a tenth, whichever is more."""
+    """Return how many of `free` bytes may be used: all except 256 MiB or a tenth, whichever is more."""
     return max(0, free - max(_MARGIN, free // _SHARE))
 
 

@@ -32,7 +32,7 @@ class Arrangement(Generic[S]):
         """Create an arrangement from the segments of every block, each with its hold.
 
         Args:
-            blocks: the segments of every block; of a block in `demanded`, those that every step needs.
+            blocks: the segments of every block; for a block in `demanded`, the segments that every step needs.
             kept: the bytes of every block if each is one segment that is resident on the host; else None.
             demanded: blocks whose other units are fetched only when a step needs them.
         """
@@ -92,8 +92,8 @@ class Weights(Generic[S]):
             window: the host's memory of blocks, resident or streamed; the holds of its segments are in the
                 arrangements.
             arrangement: the arrangement for steps of at least `crossover` tokens.
-            short: the arrangement for shorter steps; None: the same.
-            crossover: tokens.
+            short: the arrangement for shorter steps; None: `arrangement`.
+            crossover: the least number of tokens of a step that uses `arrangement`.
             steps: receiver of the beginning and the failure of every step.
         """
         self.window = window
@@ -123,7 +123,10 @@ class Weights(Generic[S]):
         return self.now.holds[block] if demanded is None else demanded.wanting(wanted)
 
     def expect(self, block: int, wanted: Wanted = None) -> None:
-        """Announce that the units `wanted` of `block` will be held soon. Streamed weights are prefetched without it."""
+        """Announce that the units `wanted` of `block` will be held soon.
+
+        Streamed weights are prefetched without this call.
+        """
         if (demanded := self.now.demanded.get(block)) is not None:
             demanded.expect(wanted)
 

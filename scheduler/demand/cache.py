@@ -3,7 +3,7 @@
     with cache.hold(keys) as data:      # waits until all are loaded; data is their bytes, in the order of the keys
     with cache.follow(keys) as units:   # yields them one after the other, as each is loaded
     with cache.groups(keys) as groups:  # yields as many at once as there is room for
-    held = cache.share(keys, choose)    # those that are loaded, and as many of the others as `choose` says
+    held = cache.share(keys, choose)    # the loaded units, and as many of the others as `choose` says
     cache.expect(keys)                  # a hint: read ahead while the tier below is idle
 
 The rules of holds, loads and failures are those of `scheduler.slots.cache.SlotCache`.
@@ -97,7 +97,7 @@ class DemandCache:
     def group_size(self, units: int) -> int:
         """Return how many units `groups` holds at once if it is given `units` units.
 
-        If not all fit, it is half of the cache: one half is loaded while the other is used.
+        If not all fit, the result is half of the cache: one half is loaded while the other is used.
         """
         return max(1, units if units <= self.capacity else self.capacity // 2)
 
@@ -117,7 +117,7 @@ class DemandCache:
 
         Raises:
             WeightsError: if a unit cannot be loaded; names the file. Other errors of a load are raised as they are.
-            TpiError: if they do not fit in addition to what is held, or the cache is closed.
+            TpiError: if the units do not fit in addition to held units, or the cache is closed.
         """
         units = self._numbers(keys)
         slots = self.slots.pin(self.shelf, units)
@@ -129,7 +129,7 @@ class DemandCache:
 
     @contextmanager
     def follow(self, keys: Sequence[Key]) -> Iterator[Iterator[Bytes]]:
-        """Yield an iterator over the bytes of `keys`, which are of one block; each is valid until the next is taken.
+        """Yield an iterator over the bytes of `keys`, all of one block; a unit is valid until the next is taken.
 
         There may be more keys than slots. Errors are those of `hold`; some are raised during the iteration.
         """
@@ -156,7 +156,7 @@ class DemandCache:
             groups.close()
 
     def share(self, keys: Sequence[Key], choose: ChooseCount) -> SharedHold:
-        """Hold those of `keys` (of one block) that are loaded, and load as many of the others as `choose` says.
+        """Hold the loaded units of `keys` (of one block), and load as many of the others as `choose` says.
 
         The remaining units are computed elsewhere. They count as used, and are loaded while the tier below is idle if
         the policy prefers them to a resident unit. The caller closes the hold. Errors are those of `hold`.
@@ -172,7 +172,7 @@ class DemandCache:
         return self._shared(*parts)
 
     def present(self, keys: Sequence[Key]) -> SharedHold:
-        """Hold those of `keys` that are loaded. No other unit is loaded, and nothing counts as a use."""
+        """Hold the loaded units of `keys`. Load no other unit, and count no use."""
         with self.slots.lock:
             self.slots.require_open()
             ready, coming, lacking = self.shelf.sorted(self._numbers(keys))
@@ -190,7 +190,7 @@ class DemandCache:
     def expect(self, keys: Sequence[Key]) -> None:
         """Announce that the next hold will be of `keys`, all of one block.
 
-        They are read ahead while the tier below is idle.
+        The units are read ahead while the tier below is idle.
         """
         with self.slots.lock:
             if keys and not self.slots.closed:
@@ -200,7 +200,7 @@ class DemandCache:
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes loaded since the cache was opened, including those that `stats` does not count."""
+        """Bytes loaded since the cache was opened, including loads that `stats` does not count."""
         return self.slots.loaded_bytes
 
     def stats(self) -> DemandStats:

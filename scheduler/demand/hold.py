@@ -1,4 +1,4 @@
-"""A block whose units are loaded when they are chosen: a `scheduler.weights.Demanded` for the block loop."""
+"""A block whose units are loaded when tokens choose them: a `scheduler.weights.Demanded` for the block loop."""
 
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import ExitStack
@@ -20,7 +20,7 @@ _NOTHING: Bytes = np.zeros(0, np.uint8)
 
 
 class DemandedBlock(Generic[S]):
-    """A block with segments that every step needs, and units that are cached or loaded when they are chosen."""
+    """A block with segments that every step needs, and units that are loaded when tokens choose them."""
 
     def __init__(
         self,

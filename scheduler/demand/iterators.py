@@ -9,8 +9,8 @@ from tpi.devices.pages import Bytes
 class GroupIterator(Iterator[list[Bytes]]):
     """The bytes of units in groups, in order; each group is valid until the next is requested.
 
-    If not all of them fit, one half of the cache is loaded while the other is used. The groups do not depend on which
-    units were loaded before, so that repeated sums have the same bits. `close` releases what is held.
+    If not all units fit, one half of the cache is loaded while the other is used. The groups do not depend on which
+    units were loaded before, so that repeated sums have the same bits. `close` releases held units.
     """
 
     def __init__(
@@ -23,8 +23,8 @@ class GroupIterator(Iterator[list[Bytes]]):
     ) -> None:
         """Iterate in groups of `size` units.
 
-        `pin(units, at_least)` pins units, beginning with the first, and returns how many; `wait` returns the bytes of
-        pinned units when they are loaded; `unpin` releases units.
+        `pin(units, at_least)` pins units, beginning with the first, and returns their number; `wait` returns the bytes
+        of pinned units when they are loaded; `unpin` releases units.
         """
         self._units, self._size, self._pin, self._wait, self._unpin = units, size, pin, wait, unpin
         self._used = self._given = self._pinned = 0  # units before these positions are released, handed out, pinned
@@ -63,7 +63,7 @@ class GroupIterator(Iterator[list[Bytes]]):
 class UnitIterator(Iterator[Bytes]):
     """The bytes of units in order, with as many units pinned ahead as there is room for.
 
-    Each unit is released when the next is requested, the last ones by `close`.
+    Each unit is released when the next is requested; `close` releases the others.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class UnitIterator(Iterator[Bytes]):
     ) -> None:
         """Iterate over `units`.
 
-        `pin(units, at_least)` pins units, beginning with the first, and returns how many; `wait` returns the bytes of
-        pinned units when they are loaded; `unpin` releases units.
+        `pin(units, at_least)` pins units, beginning with the first, and returns their number; `wait` returns the bytes
+        of pinned units when they are loaded; `unpin` releases units.
         """
         self._units, self._pin, self._wait, self._unpin = units, pin, wait, unpin
         self._at = -1  # position of the unit in use

@@ -27,7 +27,7 @@ class ReadAheadQueue:
         return len(self._units)
 
     def add(self, units: Iterable[int]) -> None:
-        """Append units that are not in the queue yet."""
+        """Append the `units` that are not in the queue yet."""
         self._units.extend(unit for unit in units if unit not in self._units)
 
     def add_first(self, units: list[int]) -> None:
@@ -58,7 +58,7 @@ class HintAccuracy:
         self._used = self._wasted = self._asked = 0
 
     def add(self, used: int, wasted: int) -> None:
-        """Add the number of units that were read ahead and used, and of those evicted before they were used."""
+        """Count units that were read ahead: `used` were used, `wasted` were evicted before they were used."""
         self._used, self._wasted = self._used + used, self._wasted + wasted
         if self._used + self._wasted > _REMEMBERED:
             self._used, self._wasted = self._used // 2, self._wasted // 2
@@ -91,8 +91,8 @@ class IdleTime(Protocol):
 class IdleUnlessDemanded:
     """An `IdleTime` for a cache whose holds need not wait for loads: the tier is idle while no load is demanded.
 
-    A hold that finds a unit still loading can do without it, so read-ahead delays only the demand loads behind it, by
-    one unit.
+    A hold that finds a unit still loading can do without it. So a read-ahead delays only demand loads that are queued
+    behind it, by the time of one unit.
     """
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ class Lru:
         self._now += len(units)
 
     def priority(self, units: Units) -> F64:
-        """Return the time of each unit's last use, counted in uses."""
+        """Return the time of each unit's last use; the clock counts uses."""
         priority: F64 = self._last[units]
         return priority
 
@@ -154,7 +154,7 @@ class Importance:
         self.expect(units)
 
     def priority(self, units: Units) -> F64:
-        """Return each unit's importance."""
+        """Return the importance v of each of `units`."""
         priority: F64 = self._predicted[units] + self._weight * self._frequent.frequency(units)
         return priority
 

@@ -10,7 +10,7 @@ ChooseCount = Callable[[Sequence[Key], Sequence[Key]], int]
 
 
 class SharedHold:
-    """A hold of units of one block: `ready` ones are loaded, `loading` ones are loading in that order.
+    """A hold of units of one block: units in `ready` are loaded, units in `loading` are loading in that order.
 
     The units in `left_out` are not held and will not be loaded.
     """
@@ -23,7 +23,7 @@ class SharedHold:
         wait: Callable[[Key], Bytes],
         release: Callable[[], None],
     ) -> None:
-        """Create a hold. `wait(key)` returns a unit's bytes when they are loaded; `release()` releases all units."""
+        """Create a hold. `wait(key)` returns a loaded unit's bytes; `release()` releases all units."""
         self.ready, self.loading, self.left_out = ready, late, left
         self._wait, self._release = wait, release
         self._closed = False
@@ -31,7 +31,7 @@ class SharedHold:
     def data(self, key: Key) -> Bytes:
         """Wait until a unit of `ready` or `loading` is loaded; return its bytes, which are valid until `close`.
 
-        If the load failed, its error is raised.
+        If the load failed, raise its error.
         """
         return self._wait(key)
 

@@ -1,4 +1,4 @@
-"""The units of a demand cache: what is evicted, expected and read ahead. The cache calls it under its lock."""
+"""The units of a demand cache: their eviction, prediction and read-ahead. The cache calls it under its lock."""
 
 from collections.abc import Callable, Sequence
 
@@ -45,13 +45,13 @@ class UnitShelf(PriorityShelf[np.int64]):
         return self.policy.priority(units) + _WANTED_SOON * self._wanted_soon[units]
 
     def claim(self, units: Units) -> tuple[Units, Sequence[Load]]:
-        """Pin `units`, which are used; return their slots, and the loads of those that have none."""
+        """Pin `units` and count a use of each; return their slots, and the loads of units without a slot."""
         return self.claim_some(units, units)
 
     def claim_some(self, units: Units, used: Units) -> tuple[Units, Sequence[Load]]:
         """Pin `units`, for which there is room, and count a use of each of `used`, all of one block.
 
-        Return the slots of `units`, and the loads of those that have none.
+        Return the slots of `units`, and the loads of units without a slot.
         """
         if not len(used):
             return units, ()
@@ -72,7 +72,7 @@ class UnitShelf(PriorityShelf[np.int64]):
         return slots, [self._load(lacking[at : at + 1], missing[at : at + 1]) for at in range(len(lacking))]
 
     def sorted(self, units: Units) -> tuple[Units, Units, Units]:
-        """Divide `units` into those that are loaded, those that are loading or failed, and those without a slot."""
+        """Divide `units` into loaded units, units that are loading or failed, and units without a slot."""
         slots = self.table.slot_of[units]
         coming = (slots >= 0) & (self.table.loading[slots] | self.table.failed[slots])
         return units[(slots >= 0) & ~coming], units[coming], units[slots < 0]
@@ -80,11 +80,11 @@ class UnitShelf(PriorityShelf[np.int64]):
     def divide(
         self, units: Units, choose: Callable[[Units, Units], int]
     ) -> tuple[tuple[Units, Units, Units], Sequence[Load]]:
-        """Pin those of `units` (of one block) that are loaded, and as many of the others as `choose` says.
+        """Pin the `units` (of one block) that are loaded, and as many of the others as `choose` says.
 
-        Return the units that are loaded, that are loading, and that are left out, and the loads to begin. Of the units
-        that are not loaded, those that are loading come first, then those with the highest priority. Those that are
-        left out are read ahead.
+        Return the loaded units, the loading units, the units that are left out, and the loads to begin. Of the units
+        that are not loaded, pin loading units first, then units with the highest priority. Units that are left out are
+        read ahead.
         """
         ready, coming, lacking = self.sorted(units)
         late = np.concatenate([coming, lacking[np.argsort(-self.policy.priority(lacking), kind="stable")]])
@@ -96,7 +96,7 @@ class UnitShelf(PriorityShelf[np.int64]):
         return (ready, late[:count], late[count:]), loads
 
     def expect(self, block: int, units: Units) -> None:
-        """Mark `units` as those of the next hold of `block`, and queue the missing ones to be read ahead."""
+        """Mark `units` as expected in the next hold of `block`, and queue missing units to be read ahead."""
         self.policy.expect(units)
         self._mark(block, units)
         self.read_ahead.add(self.table.missing(units).tolist())
@@ -104,7 +104,7 @@ class UnitShelf(PriorityShelf[np.int64]):
     def spare(self, speed: float) -> Load | None:
         """Return a load of a unit to read ahead, or None.
 
-        The unit must have a higher priority than the one that it replaces, and there must be time to load it at `speed`
+        The unit must have a higher priority than the unit that it replaces. There must be time to load it at `speed`
         bytes per second.
         """
         unit = self.read_ahead.pop(lambda unit: self.table.slot_of[unit] >= 0)
@@ -125,7 +125,7 @@ class UnitShelf(PriorityShelf[np.int64]):
         return load
 
     def describe(self, slots: Units) -> str:
-        """Return the name that traces show while a hold waits for `slots`: that of the first unit that is loading."""
+        """Return the name that traces show while a hold waits for `slots`: the name of the first loading unit."""
         loading = slots[self.table.loading[slots]]
         return self._names[int(self.table.unit_of[loading[0]])]
 

@@ -48,7 +48,7 @@ class UnitTier(Protocol):
         """Fill `slots` with `units`, which are read together; return the number of bytes that were moved.
 
         Raises:
-            WeightsError: if they cannot be read; other errors are raised as they are.
+            WeightsError: if `units` cannot be read; other errors are raised as they are.
         """
 
 
@@ -163,7 +163,7 @@ class Verified(Source):
         self._unverified = np.full(len(tier.keys), self.checks)
 
     def joins(self, loads: Sequence[Load], other: Load) -> bool:
-        """Return True if the unit of `other` should be read with those of `loads`."""
+        """Return True if the unit of `other` should be read together with the units of `loads`."""
         nbytes = self._tier.nbytes
         last, new = int(loads[-1].units[0]), int(other.units[0])
         return self._tier.joins(last, new, sum(nbytes(int(load.units[0])) for load in loads))

@@ -7,7 +7,7 @@ from scheduler.slots.stats import LoadStats
 
 @dataclass
 class DemandStats(LoadStats):
-    """Counts since the cache was opened: of steps, uses of units, and units that were loaded ahead."""
+    """Counts of steps, uses of units, and units that were loaded ahead, since the cache was opened."""
 
     steps: int = 0
     elsewhere: int = 0  # uses that were computed on another device, which was faster than loading

@@ -119,7 +119,7 @@ class NodeMachine:
 
 
 def emulated_node(machine: EmulatedMachine, *more: EmulatedMachine) -> NodeMachine:
-    """Return the node that an emulation stands for.
+    """Return the node that an emulated machine represents, as figures for the cost model.
 
     `more` are further accelerators; the host and the disk are those of `machine`. The bus has no limit, because
     emulated devices do not slow each other down.
@@ -137,7 +137,7 @@ def _emulated_card(machine: EmulatedMachine) -> Accelerator:
 def good_piece(rate: float, latency: float) -> int:
     """Return the smallest transfer size in `PIECES` that reaches `GOOD_ENOUGH` of the link's `rate`, in bytes.
 
-    The largest size is returned if none does. `latency` is in seconds, `rate` in bytes per second.
+    If none does, return the largest size. `latency` is in seconds, `rate` in bytes per second.
     """
     fast = (size for size in PIECES if size >= GOOD_ENOUGH * (size + latency * rate))
     return next(fast, PIECES[-1])

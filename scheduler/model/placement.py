@@ -1,9 +1,9 @@
-"""The choice of resident and streamed blocks for a given number of bytes.
+"""The choice of resident and streamed blocks for a given number of bytes of memory.
 
 Blocks are used in a cycle, so evicting the least recently used block would miss every time. Instead a fixed set stays
 resident (the paper's block retention, for any budget). The set is spread evenly over the cycle, so that the loader has
-equal time for each streamed block, and is as large as the budget allows next to the ring. The exact timeline at the
-node's speeds decides how many large and small blocks are resident and how large the ring is.
+equal time for each streamed block. The set is as large as the budget allows in addition to the ring. The exact timeline
+at the node's speeds decides how many large and small blocks are resident and how large the ring is.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,8 +27,8 @@ _AS_GOOD = 1.03  # the deepest ring wins among choices up to so many times the b
 class Speeds:
     """Speeds for which a placement is chosen; the defaults are a laptop's. Only their proportions matter.
 
-    A larger `turn` or `start` favours a ring of several blocks. In a ring of one block, every load finds the disk idle,
-    and nothing is loaded during the turn, because the first streamed block of the next token is loaded before it.
+    A larger `turn` or `start` favours a ring of several blocks. With a ring of one block, every load finds the disk
+    idle, and nothing is loaded during the turn (the time between two tokens), because the ring is full by then.
     """
 
     disk: float = 1e9  # bytes per second
@@ -38,7 +38,7 @@ class Speeds:
     start: float = 0.0  # additional seconds of a load if the disk was idle before it
 
     def costs(self, sizes: Sequence[int]) -> Costs:
-        """Return the seconds per block for blocks of these sizes."""
+        """Return the seconds per block for blocks of `sizes` bytes."""
         exchange = [self.exchange] * (len(sizes) - 1) + [self.exchange + self.turn]
         return Costs([s / self.compute for s in sizes], exchange, [s / self.disk for s in sizes], start=self.start)
 
@@ -121,8 +121,8 @@ def kinds_of(blocks: int, kinds: Sequence[BlockKind] | None) -> tuple[BlockKind,
 def _choices(sizes: Sequence[int], budget: int) -> Iterator[Placement]:
     """Yield the placements to compare.
 
-    For some ring sizes and numbers of resident large blocks, as many small ones as still fit are resident too; each
-    combination comes in every layout of the ring.
+    For some ring sizes and numbers of resident large blocks, as many small blocks as still fit are resident too. Each
+    combination is yielded with every layout of the ring.
     """
     large, small = _two_kinds(sizes)
     empty = {block for block, size in enumerate(sizes) if not size}
@@ -167,7 +167,7 @@ def spread(items: Sequence[int], count: int) -> list[int]:
 
 
 def _two_kinds(sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the blocks above and those below the widest gap between sizes.
+    """Return the large and the small blocks: those above and below the widest gap between sizes.
 
     If all sizes are equal, all blocks are large. Empty blocks are in neither list.
     """

@@ -1,8 +1,8 @@
 """The layout of streamed blocks in one preallocated byte ring: addresses are fixed, nothing is allocated later.
 
 Streamed blocks are used in a fixed cyclic order. `Ring` gives every use in a period (one or more cycles) an address,
-such that each block is contiguous, and derives its *lag*: use n may be loaded once use n - lag and all uses before it
-have been released. Loads and releases both happen in the order of use, so this one number per use is all the
+such that each block is contiguous, and derives the use's *lag*: use n may be loaded once use n - lag and all earlier
+uses have been released. Loads and releases both happen in the order of use, so this one number per use is all the
 synchronisation that is needed.
 
 **A hold never deadlocks** if the ring is at least as large as the largest streamed block (every layout needs that
@@ -38,7 +38,7 @@ class Ring:
 
     @property
     def depth(self) -> int:
-        """Blocks in memory at once, including the one in use: the least in the cycle; 0 if nothing is streamed."""
+        """The least number of blocks in memory at once, the block in use included; 0 if nothing is streamed."""
         return min(self.lags, default=0)
 
 
@@ -67,8 +67,8 @@ def neighbours(sizes: Sequence[int], depth: int) -> int:
 def smallest(blocks: Sequence[int], sizes: Sequence[int], depth: int) -> Ring:
     """Return the smallest ring found that holds `depth` blocks at once (fewer if fewer are streamed).
 
-    Its size is at least the largest sum of `depth` neighbours and at most `depth` times the largest block. It is exact
-    for depths 1 and 2.
+    The ring's size is at least the largest sum of `depth` neighbours and at most `depth` times the largest block. For
+    depths 1 and 2, no smaller ring exists.
     """
     depth = min(depth, len(blocks))
     if not depth:
@@ -81,7 +81,7 @@ def smallest(blocks: Sequence[int], sizes: Sequence[int], depth: int) -> Ring:
 
 
 def _bump(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
-    """Lay out blocks one after the other, starting again at 0 if the next does not fit and at each cycle."""
+    """Lay out blocks one after the other, starting again at 0 with each cycle, and if the next block does not fit."""
     offsets, at = [], 0
     for block in blocks:
         at = 0 if at + sizes[block] > size else at

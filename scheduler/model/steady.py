@@ -116,7 +116,7 @@ def layer_seconds(times: Times, window: int) -> float:
 def longest_retain(times: Times) -> int | None:
     """Return the largest T such that one resident FFN block in every T is enough (proposition 6).
 
-    0 means that none is needed; None, that no T is enough.
+    0 means that no resident block is needed, None that no T is enough.
     """
     if is_loose(times):
         return 0
@@ -162,7 +162,7 @@ def judge_streaming(
     Args:
         placement: the placement in use.
         costs: the measurements of `MemoryWindow.costs`.
-        history: those of the last tokens (`MemoryWindow.history`).
+        history: the same costs for each of the last tokens (`MemoryWindow.history`).
         tiles: how many segments of the placement each block has; empty: one each.
         planned: the placement before resident neighbours were joined, if any were; more memory would change this one.
         kinds: the kind of each block.
@@ -207,8 +207,8 @@ def whole(
 ) -> tuple[Costs, set[int]]:
     """Return the costs per block and the numbers of the streamed blocks, combined from those of segments.
 
-    `tiles` has the number of segments of each block; `costs`, `streamed` and `sizes` are of segments. A partly resident
-    block gets the load time that it would have if all of it were loaded at the speed of its streamed segments.
+    `tiles` has the number of segments of each block; `costs`, `streamed` and `sizes` refer to segments. A partly
+    resident block gets the load time that it would have if all of it were loaded at the speed of its streamed segments.
     """
     parts = list(_parts(tiles))
     load = []
@@ -229,7 +229,7 @@ def advise(
 ) -> tuple[int, int, int] | None:
     """Return the window, the retention (0: none) and the bytes that reach the steady state in the least memory.
 
-    Return None if no setting reaches it.
+    Return None if no setting reaches the steady state.
 
     Args:
         sizes: bytes of each block.
@@ -257,8 +257,9 @@ def advise(
 def sufficient_ring(placement: Placement, speeds: Speeds, *faster: Speeds, measured: Costs | None = None) -> int:
     """Return the bytes, for resident blocks and a ring, with which `place` finds a placement that does not wait.
 
-    The result is at least the memory of `placement`. `place` will choose by speeds that are measured later. So it must
-    not wait at `speeds`, nor at any of `faster`, nor with the `measured` seconds of the placement's blocks.
+    The result is at least the memory of `placement`. `place` will choose by speeds that are measured later. So the
+    placement that it finds must not wait at `speeds` or at any of `faster`. It must not wait with the times of
+    `measured` either, which is in seconds per block.
     """
     sizes, costs = placement.sizes, speeds.costs(placement.sizes)
     likely = [costs]

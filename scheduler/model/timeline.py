@@ -57,7 +57,7 @@ class OtherWaits:
         return self.head + self.rows
 
     def subtracted_from(self, costs: Costs) -> Costs:
-        """Return the costs of a token without these waits."""
+        """Return `costs` without the time of these waits."""
         exchange = list(costs.exchange)
         if not exchange:
             return costs
@@ -76,7 +76,7 @@ NO_OTHER_WAITS = OtherWaits()
 
 @dataclass(frozen=True)
 class Timeline:
-    """Seconds per token, and seconds of waiting for weights in it, for each simulated token."""
+    """The seconds of each simulated token, and the seconds for which it waited for weights."""
 
     tokens: tuple[float, ...]
     stalls: tuple[float, ...]
@@ -93,7 +93,7 @@ class Timeline:
 
     @property
     def typical(self) -> tuple[float, float]:
-        """Seconds per token, and of waiting in it, in the long run: medians of the last half."""
+        """Seconds per token, and seconds of waiting per token, in the long run: medians of the last half."""
         from statistics import median
 
         half = len(self.tokens) // 2

@@ -53,7 +53,7 @@ class NeuronArena(Source):
         trace: NoTrace = OFF,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Fill the slots of all `layers`, which lie one after the other in the accelerator's `memory`.
+        """Create the arena and fill its slots, which lie layer by layer in the accelerator's `memory`.
 
         Raises:
             DeviceError: if `memory` does not belong to `device`, or a copy fails.

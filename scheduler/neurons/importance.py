@@ -1,7 +1,7 @@
 """The value of having a neuron on the accelerator: v = a + lambda f (DynamicInfer, design 2).
 
 `a` is 1 if the prediction for the current token names the neuron (the micro cache), else 0. `f` is its recent frequency
-(the macro cache): it starts at the profile's, and a token's weight halves every `HALF_LIFE` tokens.
+(the macro cache): it starts at the profile's value, and a token's weight halves every `HALF_LIFE` tokens.
 """
 
 import numpy as np
@@ -31,7 +31,7 @@ class NeuronImportance:
         return found
 
     def values(self, predicted: I32) -> F64:
-        """Return the value v of every neuron, float64 `[neurons]`, given those `predicted` for the current token."""
+        """Return the value v of every neuron, float64 `[neurons]`; `predicted` are the current token's neurons."""
         found: F64 = self._weight * self.frequency
         found[predicted] += 1.0
         return found

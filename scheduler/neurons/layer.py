@@ -35,7 +35,7 @@ class HeldNeurons:
         self._layer.release_slots(self.slots)
 
     def cancel(self) -> None:
-        """Release the slots in place of `release` if nothing was computed, and take the neurons off the statistics."""
+        """Release the slots if nothing was computed, and take the neurons off the statistics. Replaces `release`."""
         self._layer.cancel(self)
 
 
@@ -95,7 +95,7 @@ class LayerArena(PriorityShelf[np.int32]):
                 arena.slots.submit([Load(self, move.neurons, move.slots, title=title)], ahead=True)
 
     def count_active(self, active: I32) -> None:
-        """Update the recent frequency of all neurons with those that were active for one token."""
+        """Update the recent frequency of all neurons with `active`, the neurons that one token activated."""
         if self._arena.migration.migrate:
             with self._lock:
                 self.importance.update(active)

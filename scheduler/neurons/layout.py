@@ -22,8 +22,8 @@ class ArenaLayer:
     Attributes:
         name: the layer's name in traces and errors.
         records: `[neurons, record_bytes]` uint8, all of its neurons in the host's memory.
-        frequency: `[neurons]`, how often each is active, 0 to 1.
-        hot: int32, the neurons that fill its slots at first, the hottest first.
+        frequency: `[neurons]`, the share of tokens for which each neuron is active, 0 to 1.
+        hot: int32, the neurons that fill its slots at first, the most frequently active first.
         fixed: number of `hot` neurons that are never replaced.
     """
 
@@ -55,10 +55,10 @@ class ArenaLayer:
 
 
 def arena_layer(name: str, records: Bytes, frequency: F64, chosen: I32, fixed: float = FIXED) -> ArenaLayer:
-    """Return a layer whose slots hold `chosen` neurons, without the coolest ones beyond a whole number of units.
+    """Return a layer whose slots hold `chosen` neurons, less the least active ones beyond whole units.
 
     Raises:
-        PlanError: if there is no frequency for each neuron.
+        PlanError: if `frequency` does not have one value for each neuron.
     """
     if len(frequency) != len(records):
         raise PlanError(f"{name} has {len(records)} neurons and a profile of {len(frequency)}; profile the model again")

@@ -43,7 +43,7 @@ class NeuronMeter:
                 self._say(f"{side} drifted{of}: {_said(before)} before, {_said(cost.line)} now")
 
     def thresholds(self, shares: NeuronShares) -> None:
-        """Write the two thresholds in `shares` to the trace if they differ from those written last."""
+        """Write the two thresholds in `shares` to the trace if they differ from the last thresholds written."""
         now = _told(shares.accelerator_threshold), _told(shares.cpu_threshold)
         if now != self._told:
             self._told = now

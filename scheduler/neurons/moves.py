@@ -18,7 +18,7 @@ LEAST_GAIN = 0.25  # importance per moved neuron; a move that gains less is not 
 
 @dataclass(frozen=True, eq=False)
 class NeuronMove:
-    """A move of `neurons`, int32 in any order, to as many adjacent slots, the first of which is `first`."""
+    """A move of `neurons`, int32 in any order, to as many adjacent slots from slot `first` on."""
 
     first: int
     neurons: I32
@@ -52,7 +52,7 @@ def choose_move(
 
 
 def _counts(most: int) -> list[int]:
-    """Return the sizes of moves to try: `most`, then a third fewer each time."""
+    """Return the sizes of moves to try, in neurons: `most`, then a third fewer each time."""
     counts = []
     while most > 0:
         counts.append(most)

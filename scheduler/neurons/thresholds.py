@@ -2,7 +2,7 @@
 
 A predictor's score z stands for the probability p = 1 / (1 + exp(-z)) that a neuron is active (DynamicInfer, its loss).
 The error of a threshold is the sum of p over all scores below it. A lower threshold of the accelerator reduces the
-error; the CPU's threshold may then rise until it adds as much:
+error; the CPU's threshold may then rise until it adds as much error:
 
     Err(theta_g, theta_c) <= Err(theta)     while     max(t_gpu N_gpu, t_cpu N_cpu + t_sync)     becomes less
 
@@ -48,7 +48,7 @@ def plain_shares(scores: F32, threshold: float, there: Marks) -> NeuronShares:
 
 
 def balanced_shares(scores: F32, threshold: float, there: Marks, accelerator: LineCost, cpu: LineCost) -> NeuronShares:
-    """Divide neurons by the two thresholds with which both sides finish earliest, or by `threshold` if that is as fast.
+    """Divide neurons by the two thresholds with which both sides finish earliest, or by `threshold` if as fast.
 
     `accelerator` and `cpu` are the costs of computing neurons on each side. The other arguments are those of
     `plain_shares`.

@@ -1,4 +1,4 @@
-"""A cache of weights in slots of memory: which are pinned, loading and waited for. It serves all kinds of units.
+"""A cache of weights in slots of memory, for units of any kind: it tracks pins, loads and waiting threads.
 
     cache = SlotCache(source, workers, stats)
     cache.expect(shelf, units)                # a prediction: loads begin
@@ -7,7 +7,7 @@
 
 A *shelf* decides which unit lies in which slot: it is an index with an eviction policy
 (`scheduler.slots.shelf.PriorityShelf`). A *source* fills slots from the tier below. *Workers* are the threads that do
-so: those of a cache, or those of a transfer queue. The layers of a model may be shelves of one cache.
+so: a cache's own threads, or the threads of a transfer queue. The layers of a model may be shelves of one cache.
 """
 
 import threading
@@ -41,11 +41,11 @@ class Source(ABC):
         Joined loads have one part.
 
         Raises:
-            Exception: if that failed; the error names what could not be loaded.
+            Exception: if a load failed; the error names the file or unit.
         """
 
     def joins(self, loads: Sequence[Load], other: Load) -> bool:
-        """Return True if `other` should be loaded with `loads`, which precede it."""
+        """Return True if `other` should be loaded together with `loads`, which are queued before it."""
         return False
 
     def check(self, load: Load) -> None:  # noqa: B027
@@ -57,7 +57,7 @@ class SlotCache(Generic[S]):
 
     1. **Lock.** One lock guards shelves, queues and counts. Sources run without it.
     2. **In use.** A slot that is pinned or loading keeps its unit. Nothing writes to a pinned slot that is loaded.
-    3. **Pin.** A hold pins all of its units first, then has the missing ones loaded, then waits for its own only. If
+    3. **Pin.** A hold pins all of its units first, then has missing units loaded, then waits for its own units only. If
        there is no room, it waits for loads that nothing pins; if these give no room either, it is refused.
     4. **Expect.** A prediction is pinned like a hold, if there is room; else it is ignored. The next hold or prediction
        of the shelf, or `abandon`, ends it.
@@ -93,7 +93,7 @@ class SlotCache(Generic[S]):
             stats: the counts, which the cache and its shelves change.
             reads: a clock of the reads, which another reader of the same disk may share; needed for `speed`.
             trace: recorder of loads and stalls.
-            devices: the devices whose queued calls use the slots; none: the caller's thread does.
+            devices: the devices whose queued calls use the slots; empty: only the caller's thread uses them.
             spare: returns a load whose slots are marked as loading, or None; called under the lock if no load waits.
         """
         self.lock, self.stats = threading.Lock(), stats
@@ -114,7 +114,7 @@ class SlotCache(Generic[S]):
 
         Raises:
             Exception: the error of the source, if a load failed.
-            TpiError: if they do not fit in addition to what is held, or the cache is closed.
+            TpiError: if `units` do not fit in addition to held units, or the cache is closed.
         """
         slots = self.enter(shelf, units)
         try:
@@ -136,9 +136,9 @@ class SlotCache(Generic[S]):
         return slots
 
     def pin(self, shelf: Shelf, units: Any, least: int | None = None) -> Any:
-        """Pin as many of `units` as there is room for, from the first on, and start to load them; return their slots.
+        """Pin as many of `units`, from the first on, as fit, and start to load them; return their slots.
 
-        If there is no room for `least` of them (None: for all), raise TpiError and pin none.
+        If fewer than `least` units fit (None: fewer than all), raise TpiError and pin none.
         """
         least = len(units) if least is None else least
         with self.lock:
@@ -152,7 +152,7 @@ class SlotCache(Generic[S]):
         return slots
 
     def wait(self, shelf: Shelf, slots: Any, enough: Callable[[], bool] | None = None) -> None:
-        """Wait until `slots`, which are pinned, are loaded or there is `enough`; raise the error of a failed load."""
+        """Wait until the pinned `slots` are loaded or `enough()` is True; raise the error of a failed load."""
         with self.lock:
             if shelf.loading(slots) and not (enough and enough()):
                 began, name = time.perf_counter(), shelf.describe(slots)
@@ -254,7 +254,7 @@ class SlotCache(Generic[S]):
         return self.closed or self._workers.lost
 
     def _pin(self, shelf: Shelf, units: Any, least: int) -> Any:
-        """Pin `units` as `pin` does; return their slots, or None if there is no room for `least` of them."""
+        """Pin `units` as `pin` does; return their slots, or None if fewer than `least` units fit."""
         if self.closed:
             self.require_open()
         if self._expected:
@@ -288,7 +288,7 @@ class SlotCache(Generic[S]):
     # The methods below are called by the workers.
 
     def _serve(self, lane: int = 0) -> None:
-        """Fill a part of the most urgent load of a lane, if there is one, and of those that join it."""
+        """Fill a part of a lane's most urgent load, if any, and of the loads that join it."""
         with self.lock:
             loads = [] if self.closed else self._take(lane)
             part = loads[0].begun - 1 if loads else 0
@@ -344,7 +344,7 @@ class SlotCache(Generic[S]):
         return None
 
     def _take(self, lane: int) -> list[Load]:
-        """Begin a part of the first load of a lane that may begin; return the load, and those that join it."""
+        """Begin a part of the first load of a lane that may begin; return this load, and the loads that join it."""
         for queue in (self._demanded, self._ahead):
             at = 0
             while at < len(queue):

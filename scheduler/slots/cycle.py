@@ -44,7 +44,7 @@ class Cycle:
         return (use - self._ring.lags[use % self.period]) % self.period
 
     def skip_to(self, use: int) -> range:
-        """Skip the uses before `use`; return those of them whose load was requested."""
+        """Skip the uses before `use`; return the skipped uses whose load was requested."""
         skipped = range(self.head, min(use, self.tail))
         if use > self.head:
             self.head, self.tail = use, max(use, self.tail)
@@ -58,7 +58,7 @@ class Cycle:
         return opened
 
     def return_to(self, use: int) -> range:
-        """Make `use`, which is not held, the next one again; return the uses from it on that had been requested."""
+        """Make `use`, which is not held, the next use again; return the uses from `use` on that had been requested."""
         opened = self.rewind_to(use)
         self.head = use
         self._release()

@@ -13,8 +13,8 @@ class CyclicShelf(ABC):
     """A shelf for units in cyclic order: the unit that was used longest ago is overwritten by the next one.
 
     The units of a claim are a tuple of one unit, and its slots are the number of its use (`scheduler.slots.cycle`). All
-    uses that there is room for are loaded ahead. A use that failed is loaded again when it is claimed again, and so are
-    the uses after it.
+    uses for which the ring has room are loaded ahead. A use whose load failed is loaded again when it is claimed again,
+    and so are the uses after it.
     """
 
     def __init__(self, ring: Ring) -> None:
@@ -28,16 +28,16 @@ class CyclicShelf(ABC):
 
     @property
     def settling(self) -> bool:
-        """False: the end of a load gives no room, only a release does."""
+        """False: the end of a load frees no slot, only a release does."""
         return False
 
     def resume(self) -> Sequence[Load]:
-        """Return the loads that there is room for, and load ahead from now on."""
+        """Load ahead from now on; return the loads for which there is room now."""
         self._paused = False
         return self._open()
 
     def pause(self) -> None:
-        """Forget what was loaded ahead, and load nothing until `resume`. No load may be queued or running."""
+        """Forget the uses that were loaded ahead, and load nothing until `resume`. No load may be queued or running."""
         self._paused = True
         self.cycle.rewind_to(self.cycle.head)
 
@@ -54,13 +54,13 @@ class CyclicShelf(ABC):
         return int(use < cycle.tail or (not self._paused and cycle.may_open(use)))
 
     def claim(self, units: tuple[int]) -> tuple[int, Sequence[Load]]:
-        """Pin the use that `room` found; return it, and the loads that there is room for."""
+        """Pin the use that `room` found; return its number, and the loads for which there is room."""
         loads = self._open()
         self.cycle.pin(self._claimed)
         return self._claimed, loads
 
     def release(self, slots: int) -> Sequence[Load]:
-        """Remove one hold of a use; after the last, return the loads that there is room for now."""
+        """Remove one hold of a use; after the last, return the loads for which there is room now."""
         if not self.cycle.unpin(slots):
             return ()
         if self._errors[slots % self.cycle.period] is None or self.failure(slots) is None:
@@ -73,13 +73,13 @@ class CyclicShelf(ABC):
         return self._loading[slots % self.cycle.period] > 0
 
     def failure(self, slots: int) -> Exception | None:
-        """Return the error of a use that failed; None if it did not."""
+        """Return the error of a use whose load failed; None if it did not fail."""
         place = slots % self.cycle.period
         error = self._errors[place]
         return None if error is None or self._loading[place] else error
 
     def refuse(self, units: tuple[int]) -> TpiError:
-        """Return the error for a hold of `units` for which there is no room."""
+        """Return the error to raise for a hold of `units` for which there is no room."""
         return TpiError(f"{self.name_of(units[0])} cannot be held yet: release the other holds first")
 
     def describe(self, slots: int) -> str:

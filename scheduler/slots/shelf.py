@@ -21,12 +21,12 @@ class Load:
         units: the units, as the shelf numbers them.
         slots: their slots, which are marked as loading.
         name: the load's name in traces; empty if the transfer that makes it is traced.
-        title: the name of that transfer.
+        title: the name of the transfer that makes it.
         lane: the number of the link that makes the load; loads of one lane end in order.
         in_turn: True if no other load with `in_turn` may run at the same time, whatever its lane.
         parts: how many calls of the source fill it; threads take parts one by one.
-        begun: how many of these have begun.
-        running: how many of these have begun and not ended.
+        begun: how many of the parts have begun.
+        running: how many of the parts have begun and not ended.
         cancelled: True if it is not wanted any more; no further part begins.
         followed: True if a thread waits for single parts.
         error: the error of a part that failed.
@@ -57,7 +57,7 @@ class Load:
 class Shelf(Protocol):
     """An index of slots with an eviction policy. The cache calls it under its lock.
 
-    What `units` and `slots` are, such as arrays or numbers, depends on the shelf.
+    The types of `units` and `slots`, such as arrays or numbers, depend on the shelf.
     """
 
     @property
@@ -65,19 +65,19 @@ class Shelf(Protocol):
         """True if there will be more room when a load ends."""
 
     def room(self, units: Any) -> int:
-        """Return how many of `units`, from the first on, can be claimed now."""
+        """Return how many of `units`, counted from the first, can be claimed now."""
 
     def claim(self, units: Any) -> tuple[Any, Sequence[Load]]:
         """Pin `units`, for which there is room; return their slots, and the loads to begin."""
 
     def release(self, slots: Any) -> Sequence[Load]:
-        """Remove one pin from each of `slots`; return the loads that there is room for now."""
+        """Remove one pin from each of `slots`; return the loads for which there is room now."""
 
     def loading(self, slots: Any) -> bool:
         """Return True if one of `slots` is loading."""
 
     def failure(self, slots: Any) -> Exception | None:
-        """Return the error of one of `slots` that failed; None if none did."""
+        """Return the error of one of `slots` whose load failed; None if none failed."""
 
     def describe(self, slots: Any) -> str:
         """Return the name that traces show while a hold waits for `slots`."""
@@ -86,7 +86,7 @@ class Shelf(Protocol):
         """Record that a hold waited for `slots` between two times, in seconds."""
 
     def refuse(self, units: Any) -> TpiError:
-        """Return the error for a hold of `units` for which there is no room even when all loads have ended."""
+        """Return the error to raise for a hold of `units` for which there is no room even when all loads have ended."""
 
     def end(self, load: Load, error: Exception | None) -> None:
         """Mark a load as ended; it failed if `error` is not None."""
@@ -114,11 +114,11 @@ class PriorityShelf(Generic[N]):
         return self.table.settling
 
     def room(self, units: npt.NDArray[N]) -> int:
-        """Return how many of `units`, from the first on, can be claimed now."""
+        """Return how many of `units`, counted from the first, can be claimed now."""
         return self.table.room_for(units)
 
     def claim(self, units: npt.NDArray[N]) -> tuple[npt.NDArray[N], Sequence[Load]]:
-        """Pin `units`, for which there is room; return their slots, and the loads of those that are not loaded.
+        """Pin `units`, for which there is room; return their slots, and the loads of units that are not loaded.
 
         Units whose load failed are loaded again.
         """
@@ -128,7 +128,7 @@ class PriorityShelf(Generic[N]):
         return self.table.slot_of[units], self._loads(missing) if len(missing) else ()
 
     def release(self, slots: Slots) -> Sequence[Load]:
-        """Remove one pin from each of `slots`; return the loads that there is room for now."""
+        """Remove one pin from each of `slots`; return the loads for which there is room now."""
         self.table.unpin(slots)
         return ()
 
@@ -137,21 +137,21 @@ class PriorityShelf(Generic[N]):
         return bool(self.table.loading[slots].any())
 
     def failure(self, slots: Slots) -> Exception | None:
-        """Return the error of one of `slots` that failed; None if none did."""
+        """Return the error of one of `slots` whose load failed; None if none failed."""
         if self.table.none_failed:
             return None
         failed = self.table.failed[slots]
         return self._errors[int(slots[failed][0])] if failed.any() else None
 
     def describe(self, slots: Slots) -> str:
-        """Return the name that traces show while a hold waits for `slots`: that of the shelf."""
+        """Return the name that traces show while a hold waits for `slots`: the name of the shelf."""
         return self.name
 
     def awaited(self, slots: Slots, began: float, ended: float) -> None:
         """Do nothing: these waits are not recorded."""
 
     def refuse(self, units: npt.NDArray[N]) -> TpiError:
-        """Return the error for a hold of `units` for which there is no room, whatever is loading."""
+        """Return the error to raise for a hold of `units` for which there is no room, whatever is loading."""
         return PlanError(
             f"{len(units)} neurons of {self.name} cannot be held at once: memory has room for {len(self.table)}; raise "
             "--memory"

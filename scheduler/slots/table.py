@@ -26,7 +26,7 @@ _FEW = 128  # values: sorting that many takes no longer than finding the least o
 def least(priority: F64, count: int) -> Units:
     """Return the positions of the `count` least values, in ascending order; of equal values, the first.
 
-    If there are many values, only the least are sorted.
+    If there are many values, only the least `count` are sorted.
     """
     if count >= len(priority) or len(priority) < _FEW:
         return np.argsort(priority, kind="stable")[:count]
@@ -40,13 +40,13 @@ class SlotTable(Generic[N]):
 
     Attributes:
         slot_of: the slot of each unit that is loaded or loading, else -1; `[units]`.
-        unit_of: the unit of each slot, or -1; `[slots]`.
-        pins: how many holds and predictions keep each slot.
+        unit_of: the unit of each slot, or -1 if it is empty; `[slots]`.
+        pins: the number of holds and predictions that keep each slot.
         loading: True for slots that are being filled.
         failed: True for pinned slots whose load failed.
         none_failed: True if no slot is marked in `failed`, so that holds need not look.
         fixed: how many slots, the first ones, are filled once and never given to another unit.
-        version: a number that changes whenever `loaded` may.
+        version: a number that changes whenever `loaded` may have changed.
     """
 
     slot_of: npt.NDArray[N]
@@ -91,12 +91,12 @@ class SlotTable(Generic[N]):
         return bool((self.loading & (self.pins == 0)).any())
 
     def missing(self, units: npt.NDArray[N]) -> npt.NDArray[N]:
-        """Return those of `units` that have no slot, in their order."""
+        """Return the `units` that have no slot, in their order."""
         missing: npt.NDArray[N] = units[self.slot_of[units] < 0]
         return missing
 
     def room_for(self, units: npt.NDArray[N]) -> int:
-        """Return how many of `units`, from the first on, can be pinned in addition to the present pins."""
+        """Return how many of `units`, counted from the first, can be pinned in addition to the present pins."""
         free = self.free
         room = int(np.count_nonzero(free))
         if len(units) <= room or not len(free):
@@ -117,9 +117,9 @@ class SlotTable(Generic[N]):
             self.clear(slots[self.failed[slots] & (self.pins[slots] == 0)])
 
     def admit(self, units: npt.NDArray[N], priority: Priority) -> npt.NDArray[N]:
-        """Pin `units`, which must fit; return those that have to be loaded, in their order, and mark them as loading.
+        """Pin `units`, which must fit; return the units to load, in their order, and mark these as loading.
 
-        These are the units without a slot, each of which gets one, and those whose load failed.
+        Units to load are units without a slot, each of which gets one, and units whose load failed.
         """
         slots = self.slot_of[units]
         absent = slots < 0
@@ -145,9 +145,10 @@ class SlotTable(Generic[N]):
         return np.concatenate([empty, used[least(priority(self.unit_of[used]), count - len(empty))]])
 
     def gains(self, units: npt.NDArray[N], priority: Priority) -> tuple[npt.NDArray[N], Slots]:
-        """Return those of `units`, none of which has a slot, that should get one, and the slots that they should get.
+        """Return the `units` (all without a slot) that should get a slot, and the slots that they should get.
 
-        The unit with the highest priority replaces the one with the lowest, and so on, as long as its own is higher.
+        The unit with the highest priority replaces the resident unit with the lowest, and so on, while the new unit's
+        priority is higher.
         """
         slots = self.least(len(units), priority)
         value, lost = priority(units), np.full(len(slots), -np.inf)
@@ -158,7 +159,10 @@ class SlotTable(Generic[N]):
         return units[best[better]], slots[better]
 
     def place(self, units: npt.NDArray[N], slots: Slots | slice) -> None:
-        """Give `slots`, which must be free, to `units`, and mark them as loading; the units that had them lose them."""
+        """Give `slots`, which must be free, to `units`, and mark them as loading.
+
+        Units that lay there lose their slots.
+        """
         gone = self.unit_of[slots]
         self.slot_of[gone[gone >= 0]] = -1
         self.unit_of[slots] = units

@@ -1,4 +1,4 @@
-"""How soon a thread that wakes up gets a core while computing threads keep all cores busy."""
+"""Earlier wake-ups for threads that transfer data while computing threads keep all cores busy."""
 
 import ctypes
 import os

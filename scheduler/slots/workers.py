@@ -18,10 +18,10 @@ class LoadWorkers(Protocol):
         """Start the threads, which call `serve` for each load that is announced. Called once."""
 
     def kick(self, loads: Sequence[Load | None]) -> None:
-        """Announce `loads`; None stands for a load that is chosen when a thread is free, if there is one then.
+        """Announce `loads`; None stands for a load that is chosen when a thread is free (there may be none then).
 
         Raises:
-            TpiError: if no thread will run them.
+            TpiError: if no thread will run the loads.
         """
 
     @property

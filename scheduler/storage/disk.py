@@ -26,7 +26,7 @@ class Disk(Protocol):
     threads: int
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Read `into.size` bytes at `offset` into `into`; return how many there were (fewer at the end of the file).
+        """Read `into.size` bytes at `offset` into `into`; return the bytes read (fewer at the end of the file).
 
         `offset` and `into.size` are multiples of `PAGE`, and `into` starts on a page boundary.
 
@@ -49,7 +49,7 @@ class DirectDisk:
         self.direct = direct and bool(_DIRECT)
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Read `into.size` bytes at `offset` of a file, directly if possible; return how many there were."""
+        """Read `into.size` bytes at `offset` of a file, directly if possible; return the bytes read."""
         if self.direct:
             try:
                 return _read_file(path, offset, into, _DIRECT)
@@ -121,7 +121,7 @@ def _attempt_again(disk: Disk, extent: Extent, into: Bytes, start: int, needed: 
 
 
 def _remedy(path: Path) -> str:
-    """Return what to do about a broken file of weights: a shard image is only a copy, but a pack must be complete."""
+    """Return advice about a broken file of weights: a shard image is only a copy, but a pack must be complete."""
     if path.suffix == ".shard":
         return "remove it to fetch it again"
     return f"remove the pack {path.parent}; the next run makes it again if it is in the cache, else run `tpi pack`"

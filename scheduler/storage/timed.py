@@ -8,7 +8,7 @@ from tpi.devices.pages import Bytes
 
 
 class TimedDisk:
-    """A disk that reads from another one and takes the time of an emulated link, one read after the other.
+    """A disk that reads from another disk in the time of an emulated link, one read after the other.
 
     Bytes that are requested beyond the end of a file take time too.
     """
@@ -20,5 +20,5 @@ class TimedDisk:
         self._link = link
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Read `into.size` bytes at `offset` of a file, in the time that the link takes; return how many there were."""
+        """Read `into.size` bytes at `offset` of a file, in the time that the link takes; return the bytes read."""
         return self._link.move(into.size, lambda: self._disk.read(path, offset, into))

@@ -68,12 +68,12 @@ class DiskSpeed:
 
 
 def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
-    """Return how to read the disk that holds `files`: remembered in `cache`/disks.json, or measured now in 2.5 s.
+    """Return the best way to read the disk of `files`: remembered in `cache`/disks.json, or measured in 2.5 s.
 
     A measurement is remembered for a week, until the next boot (after which disks may have other numbers), or until a
     run contradicts it (`mark_doubted`). If the files are too small or unreadable, the defaults are returned and not
-    remembered. Processes that share a cache measure one after the other: each has the disk to itself, and the later
-    ones find the measurement of the first.
+    remembered. Processes that share a cache measure one after the other: each has the disk to itself, and later
+    processes find the measurement of the first.
     """
     present = [path for path in files if path.is_file()]
     extents = [Extent(path, 0, path.stat().st_size // PAGE * PAGE) for path in present]
@@ -122,7 +122,7 @@ def _agree(one: float, other: float, times: float) -> bool:
 def measure_disk(extents: Sequence[Extent]) -> DiskSpeed:
     """Measure the disk of `extents`; return the fastest number of reads in flight and size of a read, with its speed.
 
-    Among nearly equal ones, the most reads in flight win, then the largest reads.
+    Among nearly equal settings, the most reads in flight win, then the largest reads.
 
     Nothing else runs during the measurement, but later the readers compete with computing threads. In that situation
     tiles of 33 MiB arrived 1.1 to 1.3 times as fast with eight reads in flight as with two, and reads of 2 MiB reached

@@ -3,7 +3,7 @@
 Attention of a layer uses a *buffer*: room for the layer's pages in the accelerator's memory. Pages filled by earlier
 steps are loaded into the buffer before attention, and pages that this step appends to are saved to the host afterwards.
 With two buffers the next layer's pages are loaded while one layer is computed. A layer's pages are loaded only after
-everything appended to them has been saved.
+all tokens appended to them have been saved.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ Pages = frozenset[int]
 
 
 class PageBuffer:
-    """Room for one layer's pages in the accelerator's memory, and which pages are in it."""
+    """Accelerator memory for one layer's pages, and the numbers of the pages that are in it."""
 
     def __init__(self, keys: KvArray, values: KvArray) -> None:
         """Create a buffer from arrays like one layer of `tpi.kernels.kv.KvPages`, with the host's page numbers."""
@@ -53,7 +53,7 @@ class StagedPages:
             host_pages: the pages in the host's memory.
             buffers: one or two buffers in the device's memory.
             layers: the layers that attend on `device`, in the order of use.
-            queue: where transfers are submitted.
+            queue: the queue of the transfers.
             link: the number of the device's link in `queue`.
         """
         self._device, self._host_pages, self._queue, self._link = device, host_pages, queue, link
@@ -79,7 +79,7 @@ class StagedPages:
             buffer.layer, buffer.present = -1, set()
 
     def abandon(self) -> None:
-        """Abort the step. What it appended will be computed again, so errors of its saves are ignored."""
+        """Abort the step. Its tokens will be computed again, so errors of its saves are ignored."""
         self._device.start(lambda: None).wait()  # a save is submitted only once its data is computed
         for layer, saves in self._saves.items():
             for save in list(saves):
@@ -93,7 +93,7 @@ class StagedPages:
             buffer.moves = []
 
     def flush(self) -> None:
-        """Wait until everything that was appended is saved on the host; raise the error of a save that failed."""
+        """Wait until all appended keys and values are saved on the host; raise the error of a failed save."""
         self._device.start(lambda: None).wait()  # a save is submitted only once its data is computed
         for saves in self._saves.values():
             wait_all(saves)
@@ -104,7 +104,7 @@ class StagedPages:
         """Yield the keys and values of `layer` on the accelerator; after the exit, save what `batch` appended to them.
 
         Raises:
-            DeviceError: if a copy failed; other errors of a transfer are raised unchanged.
+            DeviceError: if a copy failed. Other errors of a transfer are raised unchanged.
         """
         buffer = self._staged(layer, batch)
         if len(self._buffers) > 1 and self._next[layer] > layer:

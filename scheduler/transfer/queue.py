@@ -1,8 +1,8 @@
 """A queue of transfers and the threads that run them, three for each link (PIPO, sections 3.1.2 and 3.2.1).
 
-A transfer is a function call with the transfers that it waits for. On each link, loads of weights start in the order in
-which they were submitted, one at a time; so do loads of keys and values. Saves run when no load is ready, several at
-once. Any thread may run any transfer.
+A transfer is a function call with a list of transfers that must end before it. On each link, loads of weights start in
+the order in which they were submitted, one at a time; so do loads of keys and values. Saves run when no load is ready,
+several at once. Any thread may run any transfer.
 """
 
 import threading
@@ -18,7 +18,7 @@ _ONE_AT_A_TIME = {"weight load", "kv load"}
 
 
 class QueuedTransfer:
-    """One transfer. If it, or a transfer that it depends on, fails, `wait` raises the error."""
+    """One transfer. `wait` raises the error if this transfer, or one that it depends on, fails."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class QueuedTransfer:
         self._ended.wait()
 
     def run(self) -> None:
-        """Call the function of the transfer, unless a transfer that had to succeed before it failed."""
+        """Call the transfer's function, unless a transfer that had to succeed first has failed."""
         try:
             for before in self._after:
                 before.wait()

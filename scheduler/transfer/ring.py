@@ -2,11 +2,12 @@
 
 Its arithmetic is that of the memory window (`scheduler.model.ring`, `scheduler.slots.cycle`): the size of the ring
 decides how far loading runs ahead. With room for two neighbours, the next segment is loaded while one is computed
-(PIPO's performance pipeline). With room for one, it is loaded after the one before is released (the memory pipeline).
+(PIPO's performance pipeline). With room for one, a segment is loaded after the previous one is released (the memory
+pipeline).
 
 A ring may span the memories of several accelerators (`scheduler.transfer.merge`). Segments are then requested in the
 order of use, whichever accelerator they go to, and all links work at once. Segments that the tier below streams are
-read one after the other in that order, because that tier has a single reader.
+read one after the other in that order, because the tier has a single reader.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -82,7 +83,7 @@ class SegmentShelf(CyclicShelf, Source):
 
 
 class DeviceRing:
-    """The ring of a node. Only one thread may hold segments; a released one is freed once its device has used it.
+    """The ring of a node. Only one thread may hold segments. A released segment is freed once its device has used it.
 
     The rules of holds, loads and failures are those of `scheduler.slots.cache.SlotCache`. A new ring is paused.
     """
@@ -123,7 +124,7 @@ class DeviceRing:
 
         Raises:
             WeightsError: if the segment could not be loaded; the message names the file.
-            TpiError: if the segments that are held leave no room, or the queue is closed.
+            TpiError: if held segments leave no room in the ring, or the queue is closed.
         """
         return RingHold(self, segment)
 
@@ -133,7 +134,7 @@ class DeviceRing:
             self.slots.submit(self.shelf.resume(), ahead=True)
 
     def pause(self) -> None:
-        """Stop loading and forget what was loaded ahead; the ring's memory may then serve another purpose."""
+        """Stop loading and forget segments that were loaded ahead. The ring's memory may then serve another purpose."""
         self.wait_idle()
         with self.slots.lock:
             self.shelf.pause()

@@ -14,7 +14,7 @@ _SPARE = Load(None, (), ())
 class QueueWorkers:
     """A `LoadWorkers` that submits a transfer for each load.
 
-    A transfer runs the load that is most urgent when its turn comes.
+    When a transfer starts, it runs the load that is most urgent then.
     """
 
     def __init__(self, queue: TransferQueue, name: str = "", link: int = 0) -> None:

@@ -30,8 +30,8 @@ class BlockLoad(Load):
     """A load of `block` into `slot`, in chunks that several threads read at once.
 
     Attributes:
-        requested: when it could have begun, in seconds: waking a reader is part of loading.
-        ended: when it ended; 0 before that.
+        requested: the time from which it could begin, in seconds: waking a reader counts as loading.
+        ended: the time at which it ended, in seconds; 0 before.
     """
 
     def __init__(self, shelf: Any, block: int, place: int, extent: Extent, slot: Bytes, chunk: int) -> None:
@@ -44,7 +44,7 @@ class BlockLoad(Load):
         self._beyond = set[int]()  # chunks read beyond it
 
     def may_begin(self) -> bool:
-        """Return True if no read into its place is left from a load that was cancelled."""
+        """Return True if no cancelled load is still being read into the same place."""
         return bool(self.shelf.may_begin(self))
 
     def arrived(self, part: int) -> None:
@@ -77,7 +77,7 @@ class BlockSource(Source):
         """Read a chunk; return its bytes, in whole pages.
 
         Raises:
-            WeightsError: if it cannot be read at two attempts; names the file.
+            WeightsError: if the chunk cannot be read in two attempts; names the file.
         """
         (load,) = loads
         assert isinstance(load, BlockLoad)

@@ -23,7 +23,7 @@ Memory = Callable[[int], Bytes]
 
 
 class Loader:
-    """Loader of a placement's blocks. Its rules are those of `scheduler.slots.cache.SlotCache`."""
+    """Loader of a placement's blocks. It follows the rules of `scheduler.slots.cache.SlotCache`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Loader:
 
         Raises:
             WeightsError: if the block could not be loaded; the message names the file.
-            TpiError: if blocks that are held take the room it needs, or the window is closed.
+            TpiError: if held blocks take the memory that the use needs, or the window is closed.
         """
         use: int = self._slots.enter(self._streamed, (block,))
         return use, self._streamed.loads[use % self._streamed.cycle.period].view
@@ -101,7 +101,7 @@ class Loader:
             slots.release(shelf, use)
 
     def unpin(self, use: int) -> None:
-        """Release one hold of a use; its memory may be overwritten after the last."""
+        """Release one hold of a use; the use's memory may be overwritten after the last hold."""
         self._slots.release(self._streamed, use)
 
     def take(self) -> WindowStats:
@@ -126,7 +126,7 @@ class Loader:
             return WindowPosition(cycle.head % cycle.length, min(ready, cycle.length), cycle.length)
 
     def close(self) -> None:
-        """Stop and join the readers; what is held keeps its memory."""
+        """Stop and join the readers; held blocks keep their memory."""
         self._slots.close()
         with self._slots.lock:
             self._streamed.forget()

@@ -55,14 +55,14 @@ class StreamedShelf(CyclicShelf):
         return self._log.name(unit)
 
     def load_of(self, use: int, place: int) -> Load | None:
-        """Return the load of a use; None if the node has no unit of the block."""
+        """Return the load of `use`; None if the node has no unit of the use's block."""
         if not self.loads[place].extent.slot_bytes:
             return None
         self.loads[place] = load = self._make(self, self._units[place], place)
         return load
 
     def may_begin(self, load: Load) -> bool:
-        """Return True if no chunk of a cancelled load is being read: it may lie in the same memory."""
+        """Return True if no chunk of a cancelled load is being read, since both may use the same memory."""
         return not self._stragglers
 
     def awaited(self, slots: int, began: float, ended: float) -> None:
@@ -101,7 +101,7 @@ class StreamedShelf(CyclicShelf):
 
 
 class ResidentShelf:
-    """Blocks that stay, each loaded once into a place of its own; a block that failed is loaded when it is held."""
+    """Blocks that stay, each loaded once into a place of its own. A block whose load failed is loaded when held."""
 
     settling = False
 
@@ -160,7 +160,7 @@ class ResidentShelf:
         self.loads = {}
 
     def may_begin(self, load: Load) -> bool:
-        """Return True: nothing else uses its place."""
+        """Return True: no other load uses the block's place."""
         return True
 
     def end(self, load: Load, error: Exception | None) -> None:

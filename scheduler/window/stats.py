@@ -27,7 +27,7 @@ class WindowPosition:
 
 @dataclass(frozen=True)
 class WindowStats:
-    """Counts since the last `MemoryWindow.take`. If it is taken once per token, they are per token."""
+    """Counts since the last `MemoryWindow.take`: counts per token if `take` is called once per token."""
 
     resident_bytes: int = 0  # bytes of the resident blocks
     ring_bytes: int = 0  # bytes of the ring
@@ -51,7 +51,7 @@ class WindowStats:
 
 
 class Meter(LoadStats):
-    """Mutable counters behind `WindowStats`. Those of loads are changed only under the cache's lock."""
+    """Mutable counters behind `WindowStats`. Counters of loads are changed only under the cache's lock."""
 
     def __init__(self, blocks: int, resident_bytes: int, ring_bytes: int, reads: ReadClock | None = None) -> None:
         self._resident, self._ring = resident_bytes, ring_bytes
@@ -72,8 +72,8 @@ class Meter(LoadStats):
     def entered(self, block: int, begun: float) -> None:
         """Record that a hold of `block` was requested at the time `begun`.
 
-        The time since the last release counts as an exchange. If `block` does not come after the last one, another pass
-        begins, that is, another token.
+        The time since the last release counts as an exchange. If `block` does not come after the last block, another
+        pass begins, that is, another token.
         """
         if self._last >= 0:
             self._exchange[self._last].append(begun - self._left_at)
@@ -81,7 +81,7 @@ class Meter(LoadStats):
             self._wakes.append([])
 
     def left(self, block: int, entered: float, left: float) -> None:
-        """Record that a hold of `block` was entered and left at these times."""
+        """Record that a hold of `block` was entered and left at the times `entered` and `left`, in seconds."""
         self.holds += 1
         self._compute[block].append(left - entered)
         self._left_at, self._last = left, block
@@ -128,7 +128,7 @@ class Meter(LoadStats):
         return [Costs(*each) for each in zip(compute, exchange, load, wake, strict=True)]
 
     def _waking(self) -> list[float]:
-        """Return the mean wake-up time of each pass; 0 if nothing waited. A median would hide the few late ones."""
+        """Return the mean wake-up time of each pass; 0 if nothing waited. A median would hide few late wake-ups."""
         return [sum(each) / len(each) if each else 0.0 for each in map(list, list(self._wakes))]
 
     def take(self) -> WindowStats:

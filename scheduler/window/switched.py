@@ -30,7 +30,7 @@ class SwitchedWindow:
         Args:
             make: opens a window from a placement and the clock of all reads.
             placement: the first placement.
-            progress: called with blocks done and blocks in all.
+            progress: called with the number of blocks loaded and the number of all resident blocks.
         """
         self.reads = ReadClock()
         self._make = make

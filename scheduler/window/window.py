@@ -159,8 +159,8 @@ class MemoryWindow:
 
     Only one thread may hold blocks; holds may nest while the ring has room. Blocks are expected in cyclic order.
     Holding a block out of order skips ahead to its next use, so a step that was aborted may start again at the first
-    block. After a failed hold the next one tries again. Loading starts at once in the background; `fill` waits for the
-    resident blocks.
+    block. After a failed hold, the next hold tries again. Loading starts at once in the background; `fill` waits for
+    the resident blocks.
     """
 
     kept: Sequence[Bytes] | None = None
@@ -206,7 +206,7 @@ class MemoryWindow:
 
         Raises:
             WeightsError: if the block could not be loaded in two attempts; the message names the file.
-            TpiError: if blocks that are held leave no room, or the window is closed.
+            TpiError: if held blocks leave no room in the ring, or the window is closed.
         """
         return self._holds[block]
 

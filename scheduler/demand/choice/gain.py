@@ -11,8 +11,8 @@ def clear_gain(some: F64, others: F64) -> float:
 
     Both are float64 `[windows]`.
 
-    It is the lower end of the one-sided confidence interval of the mean paired difference (Student, The probable error
-    of a mean, Biometrika 6, 1908). With fewer than `WINDOWS` windows it is 0.
+    The result is the lower end of the one-sided confidence interval of the mean paired difference (Student, The
+    probable error of a mean, Biometrika 6, 1908). With fewer than `WINDOWS` windows, it is 0.
     """
     if len(some) < WINDOWS:
         return 0.0

@@ -1,6 +1,6 @@
 """Replays of a recorded run with a policy: hits, bytes per token, and the bound by Belady's policy.
 
-The best policy depends on the model's routing, so it is chosen by replaying that.
+The best policy depends on the model's routing, so it is chosen by replaying recorded routing.
 """
 
 from collections.abc import Sequence
@@ -86,8 +86,8 @@ class ReplayResult:
 class Belady:
     """Belady's policy, which evicts the unit whose next use is farthest in the future. No policy has more hits.
 
-    It is given the uses of the run in order, and must be told each of them. L. A. Belady, A study of replacement
-    algorithms for a virtual-storage computer, IBM Systems Journal 5(2), 1966.
+    It gets the uses of the run in order when it is made, and then `use` must be called for each. L. A. Belady, A study
+    of replacement algorithms for a virtual-storage computer, IBM Systems Journal 5(2), 1966.
     """
 
     def __init__(self, units: int, uses: Sequence[Units]) -> None:
@@ -153,8 +153,8 @@ def bound(recording: Recording, slots: int, unit_bytes: int = 1) -> ReplayResult
 def bound_with_bypass(recording: Recording, first: Units, unit_bytes: int = 1) -> ReplayResult:
     """Replay a recording with Belady's policy for a cache that need not load a missing unit: it is computed elsewhere.
 
-    `first` are the units in the cache at the start, as many as it has room for. After each use, of the cached and the
-    used units, those with the soonest next use are kept.
+    `first` are the units in the cache at the start, as many as fit. After each use, the cache keeps those of the cached
+    and used units whose next use is soonest.
     """
     nearest, slots = Belady(len(recording.blocks), recording.uses), len(first)
     there = np.zeros(len(recording.blocks), np.bool_)

@@ -22,8 +22,8 @@ _PINNED = 0.5  # share of the slots that the policy `pins` pins
 class SelectedPolicy:
     """The chosen eviction policy, and hit rates in the recording.
 
-    `hit_rate`, `lru` and `best` are those of the chosen policy, of LRU and of Belady's policy. Without a recording,
-    `hit_rate` is None.
+    `hit_rate`, `lru` and `best` are the hit rates of the chosen policy, of LRU and of Belady's policy. Without a
+    recording, `hit_rate` is None.
     """
 
     choice: PolicyChoice
@@ -60,7 +60,7 @@ def recording_of_experts(experts: npt.NDArray[np.uint16], blocks: Sequence[int],
 class ReplayedPolicies:
     """Hit rates in the second half of a recording: of each policy, and of Belady's (`best`).
 
-    `windows` has those of each policy in equal parts of the second half, float64 `[windows]`.
+    `windows` has the hit rates of each policy in equal parts of the second half, float64 `[windows]`.
     """
 
     found: dict[PolicyChoice, float]
@@ -96,7 +96,7 @@ def _clearly_best(tried: ReplayedPolicies, slots: int, per_step: float) -> Polic
 def _of_all(choice: PolicyChoice, recording: Recording, slots: int) -> PolicyChoice:
     """Return the choice for the whole recording, given the `choice` that was made for a sample of it.
 
-    They differ only if the policy pins units: then other units are pinned.
+    The two choices differ only if the policy pins units: then other units are pinned.
     """
     if choice.kind != "pins":
         return choice
@@ -130,7 +130,7 @@ def replay_all(recording: Recording, slots: int) -> ReplayedPolicies | None:
 
 
 def candidates(seen: Recording, slots: int) -> list[PolicyChoice]:
-    """Return the policies that are tried. The policy `pins` pins the units that `seen` uses most."""
+    """Return the policies to compare. The policy `pins` pins the units that `seen` uses most."""
     often = np.argsort(-seen.counts, kind="stable")
     pinned = tuple(often[: int(_PINNED * slots)].tolist())
     return [DEFAULT_POLICY, _LRU, PolicyChoice("lfu"), ROBUST_POLICY, PolicyChoice("pins", pinned=pinned)]

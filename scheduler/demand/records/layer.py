@@ -80,7 +80,7 @@ class RecordShelf(PriorityShelf[np.int32]):
         self.table = SlotTable(self.layer.neurons, slots, np.int32)
 
     def hottest(self) -> I32:
-        """Return the neurons that are active most often, as many as there are slots, in ascending order."""
+        """Return the most frequently active neurons, one per slot, in ascending order of their numbers."""
         hot = np.argsort(-self.importance.frequency, kind="stable")[: len(self.table)]
         return np.sort(hot).astype(np.int32)
 

@@ -40,7 +40,7 @@ class ReadSizes:
     """The limits of reads, in records.
 
     Attributes:
-        gap: two records with more than so many others between them are read separately.
+        gap: two records with more than this number of others between them are read separately.
         most: the longest read.
         least: the shortest read.
     """
@@ -88,15 +88,15 @@ def range_extent(whole: Extent, record_bytes: int, first: int, last: int) -> Ext
 
 
 def staging_bytes(record_bytes: int) -> int:
-    """Return the bytes of staging memory that a reader needs for one read, which need not be aligned."""
+    """Return the bytes of staging memory that a reader needs for one read; records need not be aligned."""
     return round_up(max(LONGEST, record_bytes)) + PAGE
 
 
 def measured_gap(extents: Sequence[Extent], disk: DirectDisk) -> int:
     """Return how many bytes `disk` reads in the fixed time of a read, measured at random places of `extents`.
 
-    Two sizes are read, by as many threads as will read. If there is nothing to read or the disk cannot be read, the
-    result is `USUAL_GAP`; the later reads will report the error.
+    The measurement reads two sizes, with `disk.threads` threads. If there is nothing to read or the disk cannot be
+    read, return `USUAL_GAP`; later reads will report the error.
     """
     rounds = [[_seconds(extents, disk, size) for size in (_SMALL, _LARGE)] for _ in range(_ROUNDS)]
     small, large = (min(filter(None, each), default=0.0) for each in zip(*rounds, strict=True))

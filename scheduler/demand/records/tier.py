@@ -30,7 +30,7 @@ from tpi.trace import OFF, NoTrace
 
 
 class RecordTier:
-    """The record tier of one node. Close it before its memory is released."""
+    """The record tier of one node. Close the tier before its memory is released."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class RecordTier:
         """Create a tier for `layers`, without slots.
 
         Args:
-            disk: where records are read from.
+            disk: the disk with the records.
             workers: threads that read; there are `readers` of them.
             gap: bytes between two records up to which they are read together (`reads.measured_gap`).
             least: least bytes of a read, except at the end of a layer.
@@ -99,7 +99,7 @@ class RecordTier:
 
         Raises:
             WeightsError: if a record cannot be read; names the file. Other errors of a read are raised as they are.
-            TpiError: if the layer has fewer slots, or the tier is closed.
+            TpiError: if the layer has fewer slots than `neurons`, or the tier is closed.
         """
         each = self.layers[layer]
         with self._slots.hold(each, neurons) as slots:

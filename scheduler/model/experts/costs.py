@@ -1,8 +1,8 @@
-"""The choice, for each expert that is not on the accelerator, between copying it there and computing it on the CPU.
+"""The choice for each expert outside the accelerator: to copy it there, or to compute it on the CPU.
 
 Both sides compute at the same time, and a block is over when the slower one is. So the choice does not compare one
 expert's t_copy + t_gpu with its t_cpu, but the total times of the two sides: copying an expert also frees the CPU for
-others.
+other experts.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class ExpertCosts:
 
 @dataclass(frozen=True)
 class ExpertDivision:
-    """How many of the absent experts are `fetched`, and the seconds that the block then takes."""
+    """A choice for a block: the number of absent experts that are `fetched`, and the seconds of the block."""
 
     fetched: int
     seconds: float
@@ -76,7 +76,7 @@ def divide(
     Args:
         costs: the seconds of one expert.
         there: the tokens of each wanted expert that is on the accelerator.
-        absent: the tokens of each wanted expert that is not.
+        absent: the tokens of each wanted expert that is not on the accelerator.
         most: the most experts to fetch; None: all.
     """
     count = len(absent) if most is None else min(most, len(absent))

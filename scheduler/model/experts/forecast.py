@@ -1,7 +1,7 @@
 """The forecast of a node that copies experts to an accelerator on demand, and the best such configuration.
 
-All other weights are resident on the accelerator. The memory that they leave free gives the number of slots for
-experts, the slots give the hit rate, and the hit rate and the fetched experts give the seconds of a token. For a prompt
+All other weights are resident on the accelerator. The memory that is left gives the number of slots for experts, and
+the slots give the hit rate. The hit rate and the number of fetched experts give the seconds of a token. For a prompt
 the node streams experts to the accelerator in a cycle or computes them on the host; `scheduler.model.offload` forecasts
 that part.
 """
@@ -26,7 +26,7 @@ HitRate = Callable[[int], float]
 class ExpertWork:
     """The routed experts of a node: `blocks` blocks with `experts` experts each, of which a token uses `used`.
 
-    `nbytes` and `weights` are those of one expert's slice; `shared` is the bytes of a block's shared experts.
+    `nbytes` and `weights` count one expert's slice; `shared` is the bytes of a block's shared experts.
     """
 
     blocks: int
@@ -141,7 +141,7 @@ def _forecast(problem: Problem, experts: ExpertWork, hit_rate: HitRate, offload:
 
 
 def demand_pays_until(problem: Problem, experts: ExpertWork, way: DemandForecast) -> int:
-    """Return the smallest step, in tokens, that is faster if computed as prompts are; `NEVER` if none is."""
+    """Return the smallest step, in tokens, that is faster when computed like a prompt; `NEVER` if none is."""
     context = problem.step("decode")[0].context
     cyclic = replace(way.offload, decode=way.offload.prompt)
 
@@ -156,8 +156,8 @@ def demand_pays_until(problem: Problem, experts: ExpertWork, way: DemandForecast
 def _prompt_problem(problem: Problem, offload: Offload, there: float) -> Problem:
     """Return the problem of computing a prompt.
 
-    If the host computes the prompt's experts, the share `there`, which is on the accelerator, is left out: the
-    accelerator computes it at the same time.
+    If the host computes the prompt's experts, leave out the share `there` that is on the accelerator: the accelerator
+    computes it at the same time.
     """
     if offload.prompt != offload.decode:
         return problem

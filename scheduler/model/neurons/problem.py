@@ -30,7 +30,7 @@ class ComputingUnit:
 
 @dataclass(frozen=True, eq=False)
 class LayerNeurons:
-    """A layer: how often each neuron is active (`[neurons]`, 0 to 1), the bytes of a neuron, and of the predictor."""
+    """A layer: the frequency of each active neuron (`[neurons]`, 0 to 1), bytes of a neuron, bytes of the predictor."""
 
     frequency: F64
     neuron_bytes: int
@@ -49,7 +49,7 @@ class LayerNeurons:
 
     @property
     def predictor_impact(self) -> float:
-        """The predictor's impact: that of as many bytes of always active neurons, because every token reads it."""
+        """The predictor's impact: that of as many bytes of always active neurons, as every token reads both."""
         return self.predictor_bytes / self.neuron_bytes
 
 

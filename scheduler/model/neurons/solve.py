@@ -90,7 +90,7 @@ def _predictor_impacts(problem: NeuronProblem) -> list[float]:
 
 
 def _memory(problem: NeuronProblem, columns: _Columns) -> object:
-    """Return inequality 6 of both units as one: what is not on the accelerator must fit on the CPU."""
+    """Return inequality 6 for both units as one: the weights outside the accelerator must fit on the CPU."""
     from scipy.optimize import LinearConstraint
 
     total, unit = int(columns.nbytes.sum()), float(columns.nbytes.max())

@@ -1,10 +1,10 @@
 """The residences that are compared: which segments are resident on the accelerator, in RAM, or on disk.
 
-What is resident is always a prefix of an order of the segments, so more memory only adds to it. An order spreads layers
-evenly over the cycle, whatever the length of the prefix. There are three: FFN segments first, attention segments first,
-or layer by layer. Attention is best computed where its keys and values are, so the two kinds may belong in different
-places. The accelerator gets the first segments of an order, RAM as many of the others as it has room for, and the disk
-has the rest.
+The resident segments are always a prefix of an order of all segments, so more memory only adds segments. An order
+spreads layers evenly over the cycle, whatever the length of the prefix. There are three orders: FFN segments first,
+attention segments first, or layer by layer. Attention is best computed where its keys and values are, so the two kinds
+may belong in different places. The accelerator gets the first segments of an order, RAM as many of the others as it has
+room for, and the disk has the rest.
 """
 
 from collections.abc import Iterator, Sequence
@@ -64,10 +64,10 @@ class Residences:
         return len(self.gpu[0])
 
     def on_accelerator(self, way: int, columns: Sequence[int] | slice = slice(None)) -> Mask:
-        """Return which segments the accelerator computes: its resident ones, and those that `way` gives it.
+        """Return which segments the accelerator computes: its resident segments, and segments that `way` gives it.
 
         `way` is a number below `WAYS` with a bit for each kind of segment that is not resident on the accelerator. The
-        result is `[segments, candidates]`, of the candidates in `columns`.
+        result is `[segments, candidates]`, for the candidates in `columns`.
         """
         gpu, disk = self.gpu[:, columns], self.disk[:, columns]
         taken = [np.where(disk, way & 2 << shift, way & 1 << shift) > 0 for shift in (0, 2)]
@@ -212,7 +212,7 @@ def _orders(problem: Problem) -> list[list[int]]:
 def _kept_first(problem: Problem) -> list[int]:
     """Return the segments in the order in which RAM keeps them.
 
-    Without an accelerator, experts are read from disk one by one: they come last, as a token needs few of them.
+    Without an accelerator, experts are read from disk one by one. Experts come last, as a token needs few of them.
     """
     order = _orders(problem)[-1]
     if problem.machine.cards:

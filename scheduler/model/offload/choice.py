@@ -48,10 +48,10 @@ class OffloadChoice:
 def choose(problem: Problem) -> OffloadChoice:
     """Return the fastest configuration that fits and keeps to `problem.limits`.
 
-    With several accelerators, it is the fastest over all ways to divide segments among them (`dealt_problems`).
+    With several accelerators, compare all ways to divide segments among them (`dealt_problems`).
 
     Raises:
-        PlanError: if none does; the message names the smallest setting that would.
+        PlanError: if no configuration does; the message names the smallest setting with which one would.
     """
     best: _Found | None = None
     for dealt in dealt_problems(problem) if to_be_dealt(problem) else [problem]:
@@ -67,7 +67,7 @@ _Found = tuple[_Rank, OffloadChoice]
 
 
 def _choose(problem: Problem, within: _Rank) -> _Found | None:
-    """Return the best configuration of a dealt problem and its rank; None if none is better than `within`."""
+    """Return the best configuration of `problem`, and its rank; None if none is better than the rank `within`."""
     groups = [_Group(problem, of) for of in all_residences(problem)]
     ranked = sorted(
         (group.rank(column, seconds), number, column)
@@ -90,7 +90,7 @@ def _choose(problem: Problem, within: _Rank) -> _Found | None:
 
 
 class _Group:
-    """All residences for one place of the keys and values and one pipeline, each with the best ways to compute it."""
+    """All residences for one place of keys and values and one pipeline, and the best ways to compute with each."""
 
     def __init__(self, problem: Problem, of: Residences) -> None:
         self._of, self._blocks = of, problem.work.blocks
@@ -122,9 +122,9 @@ class _Group:
         return total
 
     def simulate(self, columns: Sequence[int], best: float) -> list[tuple[float, int]]:
-        """Simulate some residences; return the seconds of the whole request and the column of each.
+        """Simulate the residences in `columns`; return each one's seconds for the whole request, and its column.
 
-        Ways that cannot take less than `best` are left out, and so are residences without any other way.
+        Ways that cannot take less than `best` seconds are left out, and so are residences without any other way.
         """
         times: dict[RequestPhase, dict[int, list[tuple[float, int]]]] = {}
         for phase, other_phase in (REQUEST_PHASES, REQUEST_PHASES[::-1]):
@@ -198,6 +198,6 @@ class _Group:
 def _digits(seconds: float, digits: int) -> float:
     """Return a time rounded to `digits` significant digits.
 
-    Ways whose times differ by less count as equal. Of equal ways the first is taken; it moves the least.
+    Ways whose times differ by less count as equal. Of equal ways, the search takes the first, which moves the least.
     """
     return float(f"{seconds:.{digits}g}")

@@ -60,7 +60,7 @@ def first_from(holds: Callable[[int], bool]) -> int | None:
 def turning_point(problem: Problem, offload: Offload) -> int:
     """Return the smallest step, in tokens, that is faster if computed as `offload` computes prompts.
 
-    1 means that it computes all steps alike; `NEVER`, that no step is faster.
+    1 means that `offload` computes all steps alike; `NEVER` means that no step is faster.
     """
     if offload.prompt == offload.decode:
         return 1

@@ -54,7 +54,7 @@ def by_parts(work: NodeWork, shares: Sequence[float]) -> Cards:
 
 
 def by_layers(work: NodeWork, shares: Sequence[float]) -> Cards:
-    """Return each segment's accelerator, with whole layers on one accelerator: that with the largest deficit.
+    """Return each segment's accelerator; each whole layer goes to the accelerator with the largest deficit.
 
     A layer begins with its attention.
     """
@@ -74,7 +74,8 @@ def by_layers(work: NodeWork, shares: Sequence[float]) -> Cards:
 def _most_in_deficit(behind: Sequence[float], last: int | None, size: int) -> int:
     """Return the accelerator that gets the next segment.
 
-    This is the `last` one while its deficit is at least half the segment, else the one with the largest deficit.
+    This is the accelerator `last` while its deficit is at least half the segment, else the one with the largest
+    deficit.
     """
     if last is not None and behind[last] >= size / 2:
         return last

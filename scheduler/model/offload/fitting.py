@@ -27,7 +27,7 @@ def all_residences(problem: Problem) -> list[Residences]:
 
 
 def feasible(problem: Problem) -> bool:
-    """Return True if some configuration fits on all devices in both phases, in some way of dealing."""
+    """Return True if some configuration, for some division among accelerators, fits on all devices in both phases."""
     if to_be_dealt(problem):
         return any(feasible(dealt) for dealt in dealt_problems(problem))
     return any(
@@ -44,8 +44,8 @@ def feasible(problem: Problem) -> bool:
 def possible(problem: Problem, of: Residences, way: int, phase: RequestPhase) -> Mask:
     """Return which candidates can compute a phase in way `way`, `[candidates]`.
 
-    If a way differs from another only in segments that a candidate does not have, it counts as impossible for it, so
-    that no configuration is compared twice.
+    If a way differs from another only in segments that a candidate does not have, the way counts as impossible for that
+    candidate. So no configuration is compared twice.
     """
     device, found = problem.machine.accelerator, ~of.redundant(way)
     if of.kv == "gpu":
@@ -69,8 +69,8 @@ def possible(problem: Problem, of: Residences, way: int, phase: RequestPhase) ->
 def _computes_least(of: Residences, way: int) -> Mask:
     """Return which candidates let the accelerator compute only what it must, `[candidates]`.
 
-    It must compute its resident segments and, if it has the keys and values, attention. If that includes streamed
-    attention while other segments are on disk, it may compute those too, because of `_one_reader`.
+    The accelerator must compute its resident segments and, if it has the keys and values, attention. If it must compute
+    streamed attention while other segments are on disk, it may compute these segments too, because of `_one_reader`.
     """
     there = np.full(of.count, of.kv == "gpu")
     forced = there & of.disk.any(axis=0) & (of.attends & ~of.gpu).any(axis=0)  # by the rule of `_one_reader`
@@ -105,7 +105,7 @@ class TakenBytes:
         return found
 
     def total_with(self, other: "TakenBytes") -> I64:
-        """Return the total bytes if another phase takes `other`: buffers are allocated once, for the larger."""
+        """Return the total bytes if another phase takes `other`: buffers are allocated once, for the larger phase."""
         most = (np.maximum(self.kv, other.kv), np.maximum(self.slots, other.slots))
         found: I64 = self.resident + most[0] + most[1] + np.maximum(self.activations, other.activations)
         return found

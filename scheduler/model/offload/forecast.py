@@ -73,7 +73,7 @@ def decode_forecast(problem: Problem, offload: Offload) -> PhaseForecast:
 
 
 def step_seconds(problem: Problem, offload: Offload, step: StepSize) -> float:
-    """Return the seconds of a step of this size in the long run, computed as `offload` computes tokens."""
+    """Return the long-run seconds of a step of the size `step`, computed as `offload` computes decode steps."""
     tasks = Tasks.of(problem.work, problem.machine, step, problem.exchange, offload.cards)
     places = Candidates.of(problem.work, [offload], "decode")
     times = simulate_steps(tasks, places, problem.work.blocks, offload.pipeline, _STEPS, offload.slots)
@@ -109,7 +109,7 @@ class Gain:
 def gains(problem: Problem, found: OffloadChoice) -> list[Gain]:
     """Return the gain from twice as much of each part of the hardware; the largest gain first.
 
-    Each is planned anew in the pipeline of `found`.
+    For each better machine, the request is planned anew with the pipeline of `found`.
     """
     limits, cards = replace(problem.limits, pipeline=found.offload.pipeline), found.offload.cards
     machines = better_machines(problem.machine)

@@ -10,7 +10,8 @@ PIPO's appendix B, for what this runtime allocates:
 | pbs(5d + hs), pbs(3d_h + 2d)| `tpi.kernels.memory.card_memory_need` for a chunk, in place of scores of s^2     |
 | W_embed, pbsV               | nothing: tables are on the host, with one row of logits per sequence             |
 
-Resident segments are added to that. Slots and pages are allocated once, so a node takes the larger of both phases.
+Resident segments take memory in addition. Slots and pages are allocated once, so a node takes the larger of both
+phases.
 """
 
 from collections.abc import Sequence
@@ -136,7 +137,7 @@ def _phase_parts(
 
 
 def _kv_slots(work: NodeWork, offload: Offload, request: Workload, there: Sequence[bool]) -> int:
-    """Return the bytes for pages that are in RAM and copied to the accelerator: one layer's pages per slot."""
+    """Return the bytes of the accelerator's slots for pages that are in RAM: one layer's pages per slot."""
     used = zip(work.segments, there, strict=True)
     attending = [segment.kv_token for segment, computed in used if computed and segment.kv_token]
     share = _slots(attending, ACCELERATOR_SLOTS[offload.pipeline]) / max(work.kv_token, 1)
@@ -154,7 +155,7 @@ def _dealt_to(offload: Offload, card: int) -> list[bool]:
 
 
 def _only_dealt(work: NodeWork, dealt: Sequence[bool]) -> NodeWork:
-    """Return the same segments, with 0 bytes for those of other accelerators."""
+    """Return the segments of `work`, with 0 bytes for each segment of another accelerator."""
     pairs = zip(work.segments, dealt, strict=True)
     return replace(work, segments=tuple(each if mine else replace(each, nbytes=0, kv_token=0) for each, mine in pairs))
 

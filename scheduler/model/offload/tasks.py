@@ -20,11 +20,11 @@ Mask = npt.NDArray[np.bool_]
 class Tasks:
     """Seconds that each task of a step would take, `[segments, 1]`, whether or not a candidate does it.
 
-    What an accelerator does is timed for the accelerator that the segment is dealt to.
+    Each accelerator task is timed for the accelerator that the segment is dealt to.
 
     Attributes:
         read: read a segment from disk.
-        first_read: read its first piece, after which its copy up may begin.
+        first_read: read its first piece; the copy to the accelerator may begin after it.
         up: copy it to the accelerator.
         last_up: copy its last piece.
         kv_up: copy its keys and values to the accelerator.
@@ -124,7 +124,7 @@ class _Links:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Ways to do the same step: `[segments, candidates]`, or `[candidates]` if it is the same for all segments."""
+    """Ways to do the same step. Each array is `[segments, candidates]`, or `[candidates]` if alike for all segments."""
 
     disk: Mask  # the segment is on disk
     up: Mask  # it is copied to the accelerator

@@ -7,13 +7,13 @@
     down         copies the keys and values of new tokens back
 
 A block begins when the one before it has ended. Its segments are computed on both devices at once, and it ends when all
-of them have. In the *performance* pipeline loads run one segment ahead of the one in use, and a save is waited for only
-when its data is loaded again. In the *memory* pipeline there is one slot, and nothing is loaded or saved during other
-work (PIPO, 3.2).
+of them have ended. In the *performance* pipeline loads run one segment ahead of the one in use, and a save is waited
+for only when its data is loaded again. In the *memory* pipeline there is one slot, and nothing is loaded or saved
+during other work (PIPO, 3.2).
 
 Each of several accelerators has its own slots and lanes. If some segments come from disk, segments are requested in the
-order of use, whichever accelerator they go to. Those from disk are copied up one after the other, because the memory
-window has a single reader.
+order of use, whichever accelerator they go to. Segments from disk are copied up one after the other, because the
+memory window has a single reader.
 
 Every start is a maximum of ends, so nothing ends earlier when a task takes longer. Several candidates are simulated at
 once: every time is an array `[candidates]`. The host's memory, which all lanes but the accelerator share, is a bound
@@ -131,7 +131,7 @@ class _Clock:
     def _load_kv(self, number: int) -> F64:
         """Simulate copying a layer's keys and values to the accelerator; return the time at which they have arrived.
 
-        The copy begins after those of the last step were saved.
+        The copy begins after the keys and values of the last step were saved.
         """
         wanted, card = self._masks.kv_up[number], self._card(number)
         saved = self._saved.get(number, self._never)

@@ -73,7 +73,7 @@ class NodeWork:
         return sum(segment.nbytes for segment in self.segments)
 
     def touched(self, tokens: float) -> float:
-        """Return the bytes of weights that `tokens` tokens read together, the head's included."""
+        """Return the bytes of weights, the head's included, that `tokens` tokens read together."""
         return self.head.nbytes + sum(segment.touched(tokens) for segment in self.segments)
 
     @property
@@ -103,7 +103,7 @@ class StepSize:
 
     @property
     def attended(self) -> float:
-        """Mean number of tokens that a token attends to: those before it, and itself."""
+        """Mean number of tokens that a token attends to: the tokens before it, and itself."""
         return (self.cached + 1 + self.context) / 2
 
 

@@ -1,4 +1,4 @@
-"""Linear programs for all pairs of a batch and a number of micro-batches, computed in given places.
+"""Linear programs for all pairs (batch size, number of micro-batches), each computed in given places.
 
 The seconds of every roof, and the bytes of each memory, are affine in r_w, r_c and the disk's share. So their values at
 four corners determine them. The best shares of a pair, in its best places, are the solution of a mixed integer linear
@@ -33,7 +33,7 @@ _DIGITS = 9  # significant digits of a share
 
 
 class Combination:
-    """All pairs of a batch and a number of micro-batches, with attention, neurons and residuals in given places.
+    """All pairs (batch size, number of micro-batches), with attention, neurons and residuals in given places.
 
     Keys and values are all on one side or, if `divided`, on both. r_c is a multiple of 1 / `heads`; with `heads` 0 it
     is any share.
@@ -78,7 +78,7 @@ class Combination:
     def bound(self, at: int) -> float:
         """Return a lower bound of the seconds per sequence of pair number `at`.
 
-        It may be larger than the one in `bounds`, which may divide a head between two devices.
+        The bound may be larger than the one in `bounds`, for which a head may be divided between two devices.
         """
         if self.heads <= 1:
             return float(self.bounds[at])
@@ -87,7 +87,9 @@ class Combination:
         return float(self._least(each, kept, kept).min())
 
     def look_at(self, pairs: I64) -> None:
-        """Bound the seconds per sequence of the pairs with these numbers; infinite if the memories rule a pair out.
+        """Return lower bounds of the seconds per sequence of the pairs numbered `pairs`.
+
+        A bound is infinite if the memories rule its pair out.
 
         Each roof is bounded with the shares that suit it best, among all that fit into the memories. If
         keys and values are not divided, both sides are tried.
@@ -97,7 +99,7 @@ class Combination:
         self.bounds[pairs] = np.min([self._least(pairs, *side) for side in sides], axis=0)
 
     def _rough(self) -> F64:
-        """Return a lower bound of `bounds` that is quick to calculate, `[pairs]`: shares need not fit the memories."""
+        """Return a lower bound of `bounds` that is quick to calculate, `[pairs]`: it ignores the sizes of memories."""
         total = self.head.copy()
         for phase, steps in self.steps.items():
             if steps:  # answers of one token have no decode steps
@@ -109,14 +111,14 @@ class Combination:
         return found
 
     def _least_of(self, affine: Affine) -> F64:
-        """Return the least value for any shares within their limits, `[pairs]`."""
+        """Return the least value of `affine` for any shares within their limits, `[pairs]`."""
         constant, *slopes = affine
         ends = zip(slopes, self.lower, self.upper, strict=True)
         least: F64 = constant + sum(np.minimum(slope * low, slope * high) for slope, low, high in ends)
         return least
 
     def _least(self, pairs: I64, kv: float | F64, most_kv: float | F64) -> F64:
-        """Return lower bounds for these pairs, with the share of keys and values within given limits, `[pairs]`."""
+        """Return lower bounds for `pairs`, with the share of keys and values from `kv` to `most_kv`, `[pairs]`."""
         (weights, _, disk), (most_weights, _, most_disk) = self.lower, self.upper
         memory = [(_of_pairs(affine, pairs), room) for affine, room in self.memory]
         left = Vertices(memory, (weights, kv, disk), (most_weights, most_kv, most_disk))
@@ -149,7 +151,7 @@ def _corners(base: PolicyPoint) -> list[PolicyPoint]:
 
 
 def _affine(values: list[object], count: int) -> Affine:
-    """Return an affine function from its values at the corners."""
+    """Return the affine function that has the given values at the corners."""
     constant, *others = (np.broadcast_to(np.asarray(value, np.float64), (count,)) for value in values)
     weights, kv, disk = (other - constant for other in others)
     return np.array(constant), weights, kv, disk
@@ -158,7 +160,7 @@ def _affine(values: list[object], count: int) -> Affine:
 def solve_pair(
     problem: BatchProblem, tables: list[Combination], at: int, bound: float
 ) -> tuple[float, BatchPolicy] | None:
-    """Return the seconds per sequence and the policy that are best for one pair; None if nothing fits.
+    """Return the fewest seconds per sequence for one pair, and their policy; None if no policy fits.
 
     Args:
         problem: the problem of a node.

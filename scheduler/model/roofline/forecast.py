@@ -21,7 +21,7 @@ class BatchForecast:
         rate: tokens generated per second, prompts included.
         prompt: seconds of all prompts.
         decode: seconds of one token of every sequence.
-        busy: for either phase, the seconds of a layer that each resource is busy.
+        busy: for either phase, the seconds that a layer keeps each resource busy, by resource.
     """
 
     policy: BatchPolicy
@@ -49,7 +49,7 @@ def forecast_batch(problem: BatchProblem, policy: BatchPolicy) -> BatchForecast:
 def batch_gains(problem: BatchProblem, rate: float) -> list[Gain]:
     """Return the gain from twice as much of each part of the hardware; the largest gain first.
 
-    Each gain is that of the best policy for the better hardware.
+    Each gain compares the best policy for the better hardware with `rate`, in tokens per second.
     """
     return sorted(_gains(problem, rate), key=lambda gain: -gain.faster)
 

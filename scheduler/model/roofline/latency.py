@@ -1,4 +1,4 @@
-"""How long a layer keeps each resource busy under a policy, and the memory that it needs (section 4.2).
+"""The time that a layer keeps each resource busy under a policy, and its memory (MoE-Lightning, section 4.2).
 
 The longest of these times is the layer's time (equation 12), because everything that can overlap does. A kernel takes
 the time of the roofline (equations 7 and 8) and `start` for each call. All results are affine in the three shares, as a
@@ -135,14 +135,14 @@ def host_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
 
 
 def most_weights(problem: BatchProblem, at: PolicyPoint) -> float:
-    """Return the share of all weights that the accelerator computes with: the most that may be resident there."""
+    """Return the share of all weights with which the accelerator computes; at most this share may be resident."""
     return _computed_bytes(problem, at) / problem.layer.nbytes if problem.layer.nbytes else 0.0
 
 
 def _computed_bytes(problem: BatchProblem, at: PolicyPoint) -> float:
     """Return the bytes of a layer that the accelerator computes with.
 
-    The products of attention are computed there if anything else is.
+    If the accelerator computes anything else, it also computes the products of attention.
     """
     layer = problem.layer
     attention = layer.attention_bytes if at.attention or at.ffn else 0.0
@@ -150,7 +150,7 @@ def _computed_bytes(problem: BatchProblem, at: PolicyPoint) -> float:
 
 
 def _paged_sequences(problem: BatchProblem, at: PolicyPoint) -> Number:
-    """Return the number of sequences that there are pages for."""
+    """Return the number of sequences for which there are pages."""
     held: F64 = np.maximum(at.batch, float(problem.pool))
     return held
 
@@ -212,9 +212,9 @@ class _Layer:
         return found
 
     def _turns(self, found: dict[str, Number]) -> Number:
-        """Return the seconds of work that is done in turns for lack of micro-batches; 0 if there are enough.
+        """Return the seconds of work that cannot overlap for lack of micro-batches; 0 if there are enough.
 
-        With too few, attention does not overlap with the work before it, and sums overlap with neither.
+        With too few micro-batches, attention does not overlap with the work before it, and sums overlap with neither.
         """
         at = self._at
         if self._prompt or not (at.attention or at.ffn):
@@ -237,7 +237,7 @@ class _Layer:
     def _accelerator(self) -> Number:
         """Return the accelerator's seconds for one micro-batch.
 
-        They include products, its part of attention, and the transfers of hidden states.
+        The time includes products, its part of attention, and the transfers of hidden states.
         """
         layer, device, tokens = self._layer, self._device, self._tokens
         adds, routing = self._at.adds, layer.experts > 1  # one more call and transfer, for the chosen experts

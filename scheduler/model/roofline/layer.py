@@ -54,7 +54,7 @@ class LayerShape:
     windows: tuple[int, ...] = ()
 
     def attended(self, tokens: float) -> float:
-        """Return how many of the `tokens` before it a token attends to, as the mean of all layers."""
+        """Return how many of `tokens` earlier tokens a token attends to, as the mean of all layers."""
         if not self.windows:
             return tokens
         return sum(min(tokens, window or tokens) for window in self.windows) / len(self.windows)
@@ -92,7 +92,7 @@ Runs = Iterable[tuple[BlockKind, RunLayout, int]]
 def layer_shape(config: ModelConfig, runs: Runs, heads: int, kv_heads: int, kv_dtype: KvDtype) -> LayerShape:
     """Return the mean layer of a node with `heads` query heads and `kv_heads` key and value heads.
 
-    `runs` are those of all of the node's blocks.
+    `runs` are the runs of all of the node's blocks.
     """
     sums = dict.fromkeys(("attention", "ffn", "routed"), (0.0, 0.0))
     for kind, run, units in runs:

@@ -11,7 +11,7 @@ from scheduler.model.machine import NodeMachine
 
 @dataclass(frozen=True)
 class Level:
-    """A memory of `memory` bytes, and the processor that reads it; a disk has none (`operations` is 0).
+    """A memory of `memory` bytes, and the processor that reads it; a disk has no processor (`operations` is 0).
 
     `read` is in bytes per second, `operations` in operations per second.
     """
@@ -59,7 +59,7 @@ class Hierarchy:
         return cls((above, *below), (device.link.up, *links))
 
     def between(self, upper: int, lower: int) -> float:
-        """Return the bytes per second from a lower level to an upper one: those of the slowest link on the way."""
+        """Return the bytes per second from a lower level to an upper one: the speed of the slowest link on the way."""
         return min(self.links[upper:lower])
 
     def local(self, level: int, intensity: float) -> float:
@@ -72,10 +72,10 @@ class Hierarchy:
         return min(self.local(level, intensity), self.between(level, lower) * lower_intensity)
 
     def turning_points(self, level: int, intensity: float, lower: int) -> TurningPoints:
-        """Return where the roofs of computing at `level` with bytes from `lower` cross; `intensity` is that of `level`.
+        """Return the intensities at which the roofs for computing at `level` with bytes from `lower` cross.
 
-        Equation 9 has the lower level's intensity on both sides. If the lower memory is faster than the link, the
-        solution is where its processor's roof ends; if the link is faster, it is 0.
+        `intensity` is the intensity at `level`. Equation 9 has the lower level's intensity on both sides. If the lower
+        memory is faster than the link, the solution is where its processor's roof ends; else it is 0.
         """
         link, at, below = self.between(level, lower), self.levels[level], self.levels[lower]
         move = below.operations / link if below.read > link else 0.0

@@ -1,4 +1,4 @@
-"""The policy of a batch and the problem that it solves: MoE-Lightning's 6-tuple (table 1), and the disk's share."""
+"""The policy of a batch (MoE-Lightning's 6-tuple, table 1, and the disk's share), and the problem that it solves."""
 
 from dataclasses import dataclass, field
 
@@ -33,12 +33,12 @@ class PolicyLimits:
     """Choices that the user fixed; None: not fixed.
 
     Attributes:
-        attention_there, ffn_there: A_g and F_g.
-        weights: where all weights are; `gpu`: those that the accelerator computes with are resident there.
+        attention_there, ffn_there: A_g and F_g, whether the accelerator computes attention and neurons.
+        weights: where all weights are; with `gpu`, all weights with which the accelerator computes are resident on it.
         kv: where all keys and values are; if they are in the accelerator's memory, it attends.
-        kv_heads: number of key and value heads, each of which is on one side; 0: any share may be; 1: all or none.
+        kv_heads: number of KV heads, each of which is on one side; 0: r_c may be any share; 1: all or none.
         micro_batches: number of micro-batches, in every batch with at least as many sequences.
-        batch: N.
+        batch: N, the sequences at once.
     """
 
     attention_there: bool | None = None
@@ -84,7 +84,7 @@ class BatchProblem:
         step: the most tokens of prompts for which weights cross the link once; 0: one chunk.
         head: the head, which the host computes.
         limits: choices that the user fixed.
-        pool: the least number of sequences that there are pages for; 0: as many as are computed at once.
+        pool: the least number of sequences with pages; 0: as many as are computed at once.
         passing: bytes of RAM for each token of a step that waits while a chunk is computed; 0: every token needs as
             much as a computed one.
         sums: the cost of sums over the group's nodes.
@@ -104,7 +104,7 @@ class BatchProblem:
 
     @property
     def together(self) -> tuple[int, int]:
-        """Tokens of prompts in a chunk and in a step, if there are as many."""
+        """The most tokens of prompts in a chunk, and in a step."""
         every = self.request.prompt * self.request.most
         return min(self.chunk, every), min(max(self.step, self.chunk), every)
 
@@ -118,7 +118,7 @@ class BatchPolicy:
         micro_batches: N over mu, rounded up.
         attention_there: A_g, whether the accelerator attends with keys and values from RAM; it always attends with
             those in its own memory.
-        ffn_there: F_g, whether it computes neurons.
+        ffn_there: F_g, whether the accelerator computes neurons.
         weights_kept: r_w, the share of all weights that is resident on the accelerator.
         kv_kept: r_c, the share of keys and values that is resident there.
         weights_on_disk: the share of all weights that is read from disk for every use.

@@ -48,7 +48,7 @@ def best_policy(problem: BatchProblem) -> BatchChoice:
     """Return the policy with the highest throughput that fits.
 
     Raises:
-        PlanError: if none fits, or `problem.limits` allow none.
+        PlanError: if no policy fits, or `problem.limits` allow none.
     """
     found = best_policies([problem])
     return BatchChoice(found.policies[0], found.compared, found.solved)
@@ -71,7 +71,7 @@ def best_policies(problems: Sequence[BatchProblem]) -> GroupChoice:
 
 
 class _Finder:
-    """The best pair so far: `policies` of the nodes, if any pair fits."""
+    """The search for the best pair. `policies` are the nodes' policies for the best so far; empty if none fits."""
 
     def __init__(self, problems: Sequence[BatchProblem]) -> None:
         self._problems, self._best = problems, inf
@@ -79,10 +79,10 @@ class _Finder:
         self.compared = self.solved = self.tightest = 0
 
     def look(self, batches: F64, parts: F64) -> None:
-        """Solve these pairs in the order of their bounds, until none can beat the best.
+        """Solve the pairs of `batches` and `parts` in the order of their bounds, until none can beat the best.
 
-        Exact bounds take longer than rough ones, so they are calculated in the order of the rough ones, as far as
-        needed.
+        Exact bounds take longer to calculate than rough ones. So they are calculated in the order of the rough bounds,
+        and only for as many pairs as needed.
         """
         nodes = [_Node(problem, batches, parts) for problem in self._problems]
         rough: F64 = np.max([node.rough for node in nodes], axis=0)
@@ -131,7 +131,7 @@ class _Sizes:
         return batches, parts
 
     def around(self, best: BatchPolicy) -> "_Sizes | None":
-        """Return finer sizes between the neighbours of the best; None if there are none."""
+        """Return finer sizes between the neighbours of the best policy's sizes; None if there are none."""
         parts = self.parts or _numbers(best.batch)
         finer = _between(self.batches, best.batch), _between(parts, best.micro_batches)
         known = set(self.batches), set(parts)
@@ -159,7 +159,7 @@ class _Node:
         self.least = self.rough.copy()
 
     def look_at(self, pairs: I64) -> F64:
-        """Calculate and return `least` of the pairs with these numbers."""
+        """Return `least` of the pairs numbered `pairs`; calculate values that are not known yet."""
         for table in self._tables:
             table.look_at(pairs)
         self.least[pairs] = np.min([np.full(len(pairs), inf), *(table.bounds[pairs] for table in self._tables)], axis=0)
@@ -171,9 +171,7 @@ class _Node:
         return [table for table in self._tables if table.bounds[at] < limit and table.bound(at) < limit]
 
     def solved(self, at: int, tables: list[Combination]) -> tuple[float, BatchPolicy] | None:
-        """Return the seconds per sequence and the policy of pair number `at`, by the best of `tables`; None if none
-        fits.
-        """
+        """Return the seconds per sequence and the best policy of pair number `at`; None if none of `tables` fits."""
         return solve_pair(self._problem, tables, at, float(self.least[at]))
 
 
@@ -189,14 +187,14 @@ def _places(problem: BatchProblem) -> list[tuple[bool, bool, bool, bool]]:
 
 
 def _numbers(most: int) -> list[int]:
-    """Return the numbers from 1 to `most`, or as many of them as are compared."""
+    """Return the numbers from 1 to `most`; if there are too many, a geometric series of them."""
     if most <= _PAIRS:
         return list(range(1, most + 1))
     return sorted({*np.geomspace(1, most, _PAIRS).round().astype(int).tolist(), most})
 
 
 def _between(numbers: Sequence[int], best: int) -> list[int]:
-    """Return the numbers from the one below the best to the one above it, or as many of them as are compared."""
+    """Return numbers between the two neighbours of `best` in `numbers`: all, or evenly spaced ones if too many."""
     if len(numbers) == 1:  # the user fixed it
         return list(numbers)
     at = int(np.searchsorted(numbers, best))

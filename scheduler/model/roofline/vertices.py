@@ -1,4 +1,4 @@
-"""The shares that fit into the memories, as a polytope for each pair: an affine function is least at a vertex of it."""
+"""The shares that fit into the memories, as a polytope for each pair: affine functions are least at its vertices."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -50,19 +50,19 @@ class Vertices:
 
 
 def _product(one: F64, other: F64 | Sequence[F64]) -> F64:
-    """Return the scalar product of two vectors of shares, for all other axes at once."""
+    """Return the scalar product of two vectors of shares (the first axis), for all other axes at once."""
     found: F64 = one[0] * other[0] + one[1] * other[1] + one[2] * other[2]
     return found
 
 
 def _cross(one: F64, other: F64) -> F64:
-    """Return the vector product."""
+    """Return the vector product of two vectors of shares."""
     (a, b, c), (d, e, f) = one, other
     return np.array([b * f - c * e, c * d - a * f, a * e - b * d])
 
 
 def _opposite(rows: tuple[int, ...]) -> bool:
-    """Return True if two of these limits bound the same share from both sides, so that they never meet."""
+    """Return True if two of the limits `rows` bound the same share from both sides, so that they never meet."""
     return any(number + 3 in rows for number in rows if number < 3)
 
 

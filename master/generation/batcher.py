@@ -41,6 +41,8 @@ Laws for Neural Language Models, table 1).
 class Work:
     """One sequence's part of a step: run `count` tokens from `position` on, the last of which may be `drafted`.
 
+    If the step runs ahead, its only token is the drafted token `guess`. It counts if the results of the steps before
+    make that token the sequence's own; otherwise the sequence has another `life` by then.
     The nodes keep the first `kept` pages of its page table and append the pages `appended`. In models with recurrent
     layers, the sequence continues from the state in the slot `read` (None: from the beginning) and writes `write`.
     """
@@ -54,6 +56,7 @@ class Work:
     write: int | None = None
     drafted: tuple[int, ...] = ()
     life: int = 0  # of the sequence when the step was started
+    guess: int | None = None
 
     @property
     def counts(self) -> bool:
@@ -73,6 +76,8 @@ class Work:
     @property
     def tokens(self) -> list[int]:
         """The ids of its tokens."""
+        if self.guess is not None:
+            return [self.guess]
         return [*self.sequence.tokens[self.position : self.position + self.known], *self.drafted]
 
 
@@ -104,11 +109,26 @@ class Batcher:
         work = [self._work(sequence, count) for sequence, count in self._counts(sequences) if count]
         return [self._with_draft(item, drafts, len(sequences)) if item.sequence.id in drafts else item for item in work]
 
+    def ahead(self, sequence: Sequence, token: int, needed: int) -> Work | None:
+        """Return work that runs the drafted `token` after all tokens of `sequence` in flight.
+
+        Return None if it needs a page and no more than `needed` are free.
+        """
+        position = sequence.sent + len(sequence.ahead)
+        if position >= PAGE_TOKENS * len(sequence.table) and self.pages.free <= needed:
+            return None
+        self.pages.append(sequence.table, position + 1)
+        kept = min(sequence.announced, len(sequence.table))
+        return Work(sequence, position, 1, kept, tuple(sequence.table[kept:]), life=sequence.life, guess=token)
+
     def start(self, work: SequenceOf[Work]) -> None:
         """Record that the step has been sent to every node: the nodes know the pages, and the tokens are in flight."""
         for item in work:
             item.sequence.announced = len(item.sequence.table)
-            item.sequence.sent = item.position + item.known
+            if item.guess is None:
+                item.sequence.sent = item.position + item.known
+            else:
+                item.sequence.ahead.append(item.guess)
 
     def commit(self, work: SequenceOf[Work]) -> None:
         """Record that the step has run on every node: pages that became full can now be found by their contents."""
@@ -121,10 +141,20 @@ class Batcher:
                 sequence.advance(self.pages.states, item.count)
 
     def accept(self, item: Work, right: int) -> None:
-        """Record that the first `right` drafted tokens of `item`, by now the sequence's own, were computed."""
+        """Record that the first `right` drafted tokens of `item`, by now the sequence's own, were computed.
+
+        If the token that was drawn after them is the first of those `ahead`, the steps that run ahead still count.
+        Otherwise they are void.
+        """
+        sequence = item.sequence
         if right:
-            self._computed(item.sequence, item.position + item.known + right)
-            item.sequence.sent = item.sequence.computed
+            self._computed(sequence, item.position + item.known + right)
+            sequence.sent = sequence.computed
+        if sequence.ahead and sequence.pending and sequence.tokens[sequence.sent] == sequence.ahead[0]:
+            sequence.sent += 1
+            del sequence.ahead[0]
+        else:
+            sequence.drop_ahead()
 
     def _computed(self, sequence: Sequence, tokens: int) -> None:
         sequence.computed = tokens

@@ -40,6 +40,7 @@ class Engine:
         self.speculation, self.drafts = Speculation(model), True
         self._sequences: dict[int, Sequence] = {}
         self._ids = count()
+        self._result_at = 0.0  # when the latest result of a step came, `perf_counter` seconds
         self._deploy(deployment)
 
     @property
@@ -96,6 +97,8 @@ class Engine:
     def withdraw(self, request: Request) -> None:
         """Cancel a request, running or waiting. Its sequence keeps its tokens and pages."""
         request.finished = True
+        request.sequence.drop_ahead()
+        self.speculation.stop_ahead(request)
         self.admission.withdraw(request)
 
     def step(self) -> None:
@@ -110,7 +113,9 @@ class Engine:
         """
         self.admission.admit(perf_counter())
         self.admission.make_room()
-        while len(self._in_flight) < self.deployment.most_in_flight and (started := self._start_next()):
+        while len(self._in_flight) < self.deployment.most_in_flight and (
+            started := self._start_next() or self._start_ahead()
+        ):
             self._in_flight.append(started)
         if self._in_flight:
             self._finish(self._in_flight.popleft())
@@ -121,11 +126,41 @@ class Engine:
         turn = self._in_turn(running)
         if not turn:
             return None
-        speculates = self.drafts and self.deployment.drafts and alone and len(turn) == len(running)
-        drafts = self.speculation.choose(turn, self.context) if speculates else {}
+        ahead = self._most_of_each() if len(turn) == 1 else 1
+        drafts = dict[int, Draft]()
+        if self._speculates and ((alone and len(turn) == len(running)) or ahead > 1):
+            drafts = self.speculation.choose(turn, self.context, ahead, alone and len(turn) == len(running))
         began, work = perf_counter(), self._steps.batcher.pick([request.sequence for request in turn], drafts)
         self._steps.start(work, self.admission.released)
         return _Started(work, drafts, began, alone)
+
+    def _start_ahead(self) -> "_Started | None":
+        """Start a step with a drafted token of a request whose own tokens are all in flight; None if there is none.
+
+        It fills a stage that would be idle. The requests with the fewest drafted tokens in flight come first.
+        """
+        most = self._most_of_each()
+        if most < 2 or not self._speculates:
+            return None
+        for request in sorted(self.admission.running, key=lambda each: len(each.sequence.ahead)):
+            sequence = request.sequence
+            if request.rows is not None or sequence.pending or not sequence.in_flight:
+                continue
+            token = self.speculation.next_ahead(request, self.context, most)
+            item = None if token is None else self._steps.batcher.ahead(sequence, token, len(self.admission.running))
+            if item:
+                began, alone = perf_counter(), not self._in_flight
+                self._steps.start([item], self.admission.released)
+                return _Started([item], {}, began, alone)
+        return None
+
+    @property
+    def _speculates(self) -> bool:
+        return self.drafts and self.deployment.drafts
+
+    def _most_of_each(self) -> int:
+        """Return how many steps of each running request may be in flight so that all of them find room."""
+        return self.deployment.most_in_flight // max(1, len(self.admission.running))
 
     def _in_turn(self, running: list[Request]) -> list[Request]:
         """Return the requests for the next step: so many that the others fill the other stages.
@@ -146,12 +181,26 @@ class Engine:
             if request.rows is not None:
                 self._deliver_rows(request, work, rows)
         right = self._draw(work, rows)
+        now = perf_counter()
         if started.alone and not self._in_flight:
-            self.speculation.learn(work, started.drafts, right, perf_counter() - started.began)
+            self.speculation.learn(work, started.drafts, right, now - started.began)
+        self._learn_ahead(started, right, now)
         for request in running:
             if request.finished:
+                request.sequence.drop_ahead()
                 self.speculation.keep(request)
         self.admission.running = [request for request in running if not request.finished]
+
+    def _learn_ahead(self, started: "_Started", drawn: Mapping[int, int], now: float) -> None:
+        """Record the time of a step of one sequence, if its drafts are steps of their own.
+
+        `drawn` has the sequences that got tokens; `now` is the time of the result in `perf_counter` seconds.
+        """
+        before, self._result_at = self._result_at, now
+        if len(started.work) == 1:
+            id_ = started.work[0].sequence.id
+            seconds, followed = now - max(before, started.began), started.began < before
+            self.speculation.learn_ahead(id_, int(id_ in drawn), seconds, followed)
 
     def logits(self, tokens: SequenceOf[int]) -> F32:
         """Return the logits after each of `tokens`, `[len(tokens), vocab]`, computed as one new sequence."""
@@ -198,9 +247,11 @@ class Engine:
         at, first, right = perf_counter(), 0, dict[int, int]()
         for item, _ in drawn:
             own = logits[first : first + 1 + len(item.drafted)]
-            id_, first = item.sequence.id, first + len(own)
+            id_, first, ahead = item.sequence.id, first + len(own), len(item.sequence.ahead)
             right[id_] = requests[id_].take(own, item.drafted, at, self.context)
             self._steps.batcher.accept(item, right[id_])
+            if ahead:
+                self.speculation.judge_ahead(requests[id_], item.counts)
         return right
 
 

@@ -15,10 +15,11 @@ class Sequence:
     """A growing list of token ids with its page table.
 
     Tokens `[0, computed)` have keys and values on every node; those of `[computed, sent)` are in steps in flight, and
-    the rest are still to be run. `life` grows when tokens are dropped or forgotten: results of earlier steps then do
-    not count. The nodes know of the first `announced` pages of `table`; `keys` are the keys of its full pages. With
-    `reuse`, it may begin with pages that have the same tokens already, written for the same salt. `cached` counts the
-    tokens that were found in this way at the first attempt.
+    the rest are still to be run. When all are sent, the drafted tokens `ahead` may follow them, one in each further
+    step. `life` grows when tokens are dropped or forgotten: results of earlier steps then do not count. The nodes know
+    of the first `announced` pages of `table`; `keys` are the keys of its full pages. With `reuse`, it may begin with
+    pages that have the same tokens already, written for the same salt. `cached` counts the tokens that were found in
+    this way at the first attempt.
     """
 
     id: int
@@ -26,6 +27,7 @@ class Sequence:
     computed: int = 0
     sent: int = 0
     life: int = 0
+    ahead: list[int] = field(default_factory=list)
     announced: int = 0
     table: list[int] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)
@@ -45,7 +47,13 @@ class Sequence:
     @property
     def in_flight(self) -> bool:
         """True if a step with some of its tokens is in flight."""
-        return self.sent > self.computed
+        return self.sent > self.computed or bool(self.ahead)
+
+    def drop_ahead(self) -> None:
+        """Drop the drafted tokens in flight: their steps no longer count."""
+        if self.ahead:
+            self.ahead.clear()
+            self.life += 1
 
     def begin(self, pages: PagePool) -> None:
         """Take over pages with its first tokens, if `reuse` is set and it has no pages yet."""
@@ -69,6 +77,7 @@ class Sequence:
         if pages.states is not None and behind:
             self._return_to_state(pages, pages.states)
         self.sent, self.life = self.computed, self.life + 1
+        self.ahead.clear()
 
     def advance(self, states: StatePool, tokens: int) -> None:
         """Take over the state that a step of `tokens` tokens wrote; keep it if the sequence now ends with a page.
@@ -118,4 +127,5 @@ class Sequence:
         self.table, self.keys = [], []
         self.state = self.writing = self.mark = None
         self.computed = self.sent = self.announced = 0
+        self.ahead.clear()
         self.life += 1

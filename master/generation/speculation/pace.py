@@ -5,12 +5,14 @@ Rows are drafted as long as the expected tokens per second grow.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 ROWS = 16
 """The most rows of a step with drafts: up to so many, a row's result has the same bits as alone."""
 
 _FORGET = 0.1  # weight of a new measurement
 _AFRESH = 64  # steps after which a plain step is measured again
+_AHEAD = 0.25  # of a step that a step that runs ahead counts as, because a plain step has to wait for all in flight
 _OUTLIER = 3.0  # a measurement counts as at most so many times the mean
 _PRIOR = 4.0  # drafted tokens that the first guess of a chance counts as
 _DECAY = 0.99  # weight of all earlier drafted tokens after one more
@@ -117,7 +119,8 @@ class Pace:
         self.times = StepTimes()
         self.drafting = StepTimes()  # of a draft model, by the number of sequences that it continues by a token
         self.others, self.model = Gain(), Gain()
-        self._since_plain = 0  # steps since the last one without drafts
+        self._since_plain = 0.0  # steps since the last one without drafts
+        self._beat: float | None = None  # mean seconds between the results of steps in flight; None: not measured
         self._rests = 0  # pauses of the draft model
 
     @property
@@ -130,13 +133,55 @@ class Pace:
 
         `chances[i]` is the chance that the drafted row `i` yields a token; the highest comes first.
         """
+        return self._best(plain, chances, 0.0)[0]
+
+    def _best(self, plain: int, chances: Sequence[float], each: float) -> tuple[int, float]:
+        """Return the best number of drafted rows, each of which takes `each` seconds to draft, and its tokens/s."""
         best, best_rate, made = 0, plain / self.times.expect(plain), float(plain)
         for count, chance in enumerate(chances[: max(0, ROWS - plain)], 1):
             made += chance
-            rate = made / self.times.expect(plain + count)
+            rate = made / (self.times.expect(plain + count) + count * each)
             if rate > best_rate:
                 best, best_rate = count, rate
-        return best
+        return best, best_rate
+
+    def runs_ahead(self, chance: float, most: int, drafting: float) -> bool:
+        """Return True if drafts of one sequence are faster as steps of their own, up to `most` at once, than as rows.
+
+        Each token takes `a b + (1 - a) L` seconds: a is the `chance` that a drafted token is right if all before it
+        were, b the time between two results while steps are in flight, and L the time of a step alone.
+
+        Args:
+            drafting: seconds that it takes to draft a token.
+        """
+        alone = self.times.expect(1)
+        beat = alone / most + drafting if self._beat is None else self._beat
+        _, rate = self._best(1, [chance**count for count in range(1, ROWS)], drafting)
+        return chance * beat + (1 - chance) * alone < 1 / rate
+
+    def most_ahead(self, most: int) -> int:
+        """Return how many steps of one sequence, at most `most`, can be in flight without waiting for each other."""
+        return most if self._beat is None else min(most, ceil(self.times.expect(1) / self._beat))
+
+    def learn_ahead(self, tokens: int, seconds: float, followed: bool, gain: Gain) -> None:
+        """Record the result of a step while steps run ahead.
+
+        Args:
+            tokens: how many it brought: 1, or 0 if it is void.
+            seconds: from the result before, or from the start of this step if that was later.
+            followed: True if it was in flight when the result before came.
+            gain: the judgement of the source of the drafts.
+        """
+        if followed:
+            self._beat = (
+                seconds
+                if self._beat is None
+                else self._beat + _FORGET * (min(seconds, _OUTLIER * self._beat) - self._beat)
+            )
+        for each in (self.others, self.model):
+            each.pass_by(tokens)
+        self._since_plain += _AHEAD * tokens
+        gain.learn(tokens, tokens * self.times.expect(1) - seconds)
 
     def continues(self, plain: int, drafted: Sequence[float], further: Sequence[float], spent: float) -> bool:
         """Return True if a draft model should draft `further` rows, for the most tokens per second.
@@ -167,7 +212,7 @@ class Pace:
         self.times.learn(plain + drafted, seconds)
         for gain in (self.others, self.model):
             gain.pass_by(plain)
-        self._since_plain = self._since_plain + 1 if drafted else 0
+        self._since_plain = self._since_plain + 1 if drafted else 0.0
         if drafted or drafting is not None:
             saved = (plain + right) / plain * self.times.expect(plain) - seconds - (drafting or 0.0)
             (self.others if drafting is None else self.model).learn(plain + right, saved)

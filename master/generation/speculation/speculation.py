@@ -3,9 +3,10 @@
 They come from the grammar, where it leaves no choice, from an earlier occurrence of the latest tokens, or from a model.
 """
 
-from collections import Counter
+from array import array
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from math import prod
@@ -42,6 +43,16 @@ class Draft:
         return Draft(self.tokens[:count], self.kinds[:count])
 
 
+@dataclass
+class _Ahead:
+    """A sequence whose drafts are steps of their own: their source, the kinds of those in flight, and the next ones."""
+
+    source: Source
+    coming: Draft
+    sent: deque[Kind] = field(default_factory=deque)
+    stopped: bool = False
+
+
 class Speculation:
     """The drafter of an engine. It belongs to the engine's thread."""
 
@@ -53,21 +64,36 @@ class Speculation:
         self._earlier = EarlierAnswers()
         self._chances: dict[Kind, Chance] = {}
         self._pace = Pace()
+        self._ahead: dict[int, _Ahead] = {}  # by the id of a sequence whose drafts are steps of their own
 
     def forget_times(self) -> None:
         """Begin to measure steps anew: the deployment was replaced."""
         self._pace = Pace()
+        self._ahead.clear()
 
-    def choose(self, requests: Sequence[Request], context: int) -> dict[int, Draft]:
-        """Return the drafts that are worth running in the next step, by sequence id; `context` in tokens.
+    def choose(self, requests: Sequence[Request], context: int, ahead: int = 1, alone: bool = True) -> dict[int, Draft]:
+        """Return the drafts that are worth running in the next step, by sequence id.
 
-        There are none if the step runs a prompt, as it then has too many rows.
+        There are none if the step runs a prompt, as it then has too many rows. They are left to `next_ahead` if that is
+        faster.
+
+        Args:
+            requests: all requests of the step.
+            context: the most tokens of a sequence.
+            ahead: the most steps of a request that may be in flight; 1 if the step has several requests.
+            alone: False if the step follows others in flight, so that more rows would delay their requests.
         """
         self._drafting = None
+        for each in requests:
+            self.stop_ahead(each)
         if not self._pace.drafts or len(requests) >= ROWS or not all(map(_draws, requests)):
             return {}
         plain, asked = len(requests), {each: _most(each, context) for each in requests}
         found = {} if self._pace.others.off else {each.sequence.id: self._draft(each, asked[each]) for each in requests}
+        if ahead > 1 and self._runs_ahead(requests[0].sequence.id, found, ahead):
+            return {}
+        if not alone:
+            return {}
         found = self._cut(found, plain)
         if self._model is None or self._pace.model.off:
             return found
@@ -94,13 +120,107 @@ class Speculation:
             drafted = sum(len(item.drafted) for item in work)
             self._pace.learn(len(work), drafted, sum(right.values()), seconds, self._drafting)
 
+    def next_ahead(self, request: Request, context: int, most: int) -> int | None:
+        """Return a drafted token for a step after all steps of a request in flight, of which there may be `most`.
+
+        Return None if the request's drafts are not steps of their own, or there is no draft.
+        """
+        sequence, own = request.sequence, self._ahead.get(request.sequence.id)
+        if (
+            own is None
+            or own.stopped
+            or not self._pace.drafts
+            or len(sequence.ahead) + 1 >= self._pace.most_ahead(most)
+        ):
+            return None
+        if not sequence.ahead and own.sent:  # the sequence was preempted
+            own.sent.clear()
+            own.coming = Draft((), ())
+        if not own.coming.tokens:
+            own.coming = self._draft_after(request, _most(request, context) - len(sequence.ahead))
+        if not own.coming.tokens:
+            return None
+        token, kind = own.coming.tokens[0], own.coming.kinds[0]
+        own.coming = Draft(own.coming.tokens[1:], own.coming.kinds[1:])
+        own.sent.append(kind)
+        self.drafted[kind[0]] += 1
+        return token
+
+    def stop_ahead(self, request: Request) -> None:
+        """Run no further drafts of a request, none of which are in flight, as steps of their own."""
+        self._ahead.pop(request.sequence.id, None)
+
+    def judge_ahead(self, request: Request, right: bool) -> None:
+        """Record whether the first drafted token in flight of a request was right. If not, the others are void."""
+        own = self._ahead[request.sequence.id]
+        kind = own.sent[0]
+        for each in {kind, _MODEL} if kind[0] == "model" else {kind}:
+            self._chance(each).learn(right)
+        self.accepted[kind[0]] += right
+        request.drafts.count(1 if right and not request.finished else len(own.sent), int(right))
+        if right:
+            own.sent.popleft()
+        else:
+            own.sent.clear()
+            own.coming = Draft((), ())
+
+    def learn_ahead(self, id_: int, tokens: int, seconds: float, followed: bool) -> None:
+        """Record the result of a step of the sequence `id_`, if its drafts are steps of their own (see `Pace`)."""
+        own = self._ahead.get(id_)
+        if own is not None:
+            gain = self._pace.model if own.source == "model" else self._pace.others
+            self._pace.learn_ahead(tokens, seconds, followed, gain)
+            own.stopped = own.stopped or gain.off
+
     def keep(self, request: Request) -> None:
         """Remember the answer of a request that has ended."""
         tokens = request.sequence.tokens
+        self.stop_ahead(request)
         if request.made:
             self._earlier.keep(request.client.salt, tokens[len(tokens) - request.made :])
         if self._model is not None:
             self._model.release(request.sequence.id)
+
+    def _runs_ahead(self, id_: int, found: Mapping[int, Draft], most: int) -> bool:
+        """Choose whether the drafts of the sequence `id_` are steps of their own, of which `most` may be in flight."""
+        draft, model = found.get(id_, Draft((), ())), self._model is not None and not self._pace.model.off
+        by_model = model and not (draft.tokens and self._better(draft))
+        if not by_model and not draft.tokens:
+            return False
+        chance = self._chance(_MODEL if by_model else draft.kinds[0]).share
+        if not self._pace.runs_ahead(chance, most, self._pace.drafting.expect(1, 0.0) if by_model else 0.0):
+            return False
+        self._ahead[id_] = _Ahead("model" if by_model else draft.kinds[0][0], Draft((), ()) if by_model else draft)
+        return True
+
+    def _draft_after(self, request: Request, most: int) -> Draft:
+        """Return at most `most` tokens that may follow the drafted ones in flight; at most one if a model drafts."""
+        sequence = request.sequence
+        if most <= 0:
+            return Draft((), ())
+        text = array("i", [*sequence.tokens, *sequence.ahead])
+        if self._ahead[sequence.id].source == "model" and self._model is not None:
+            return self._one_of_model(self._model, request, text)
+        found, match = look_up(text, self._earlier.of(request.client.salt), most)
+        kind: Kind = ("lookup", min(match, _LONG))
+        return self._allowed_after(request, found, len(found) * (kind,))
+
+    def _one_of_model(self, model: DraftModel, request: Request, text: "array[int]") -> Draft:
+        """Return the token with which the model continues `text`, the tokens of a request and those in flight."""
+        began = perf_counter()
+        live = model.follow([replace(request.sequence, tokens=text, ahead=[])])
+        if not live:
+            return Draft((), ())
+        (probability,) = model.continued(live)
+        self._pace.drafting.learn(1, perf_counter() - began)
+        token = model.since(request.sequence.id, len(text))[:1]
+        return self._allowed_after(request, token, [("model", int(probability * _LONG))])
+
+    def _allowed_after(self, request: Request, tokens: list[int], kinds: Sequence[Kind]) -> Draft:
+        """Return the beginning of a draft that the grammar allows after the drafted tokens in flight."""
+        ahead = request.sequence.ahead
+        allowed = tuple(request.sampler.allowed([*ahead, *tokens]))[len(ahead) :]
+        return Draft(allowed, tuple(kinds[: len(allowed)]))
 
     def _draft(self, request: Request, most: int) -> Draft:
         """Return at most `most` tokens that the grammar forces, or that followed the latest tokens before."""

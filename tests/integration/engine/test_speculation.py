@@ -1,20 +1,23 @@
 """Drafted tokens change nothing but the speed: the same tokens and logprobs, whatever is drafted, for any requests."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from master.generation.batcher import Batcher, Work
 from master.generation.client import Client
 from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
 from master.generation.speculation import speculation
 from master.generation.speculation.pace import ROWS, Gain, Pace
 from master.vocabulary.sampler import Logprobs, Sampler, Sampling
-from tests.support.cluster.inprocess import in_process_engine
-from tests.support.models import MODELS, VOCAB
+from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
+from tests.support.models import MODELS, VOCAB, make_model
+from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
 Packs = Callable[..., Pack]
@@ -63,7 +66,7 @@ def answers(engine: Engine, samplers: list[Sampler], stops: frozenset[int] = fro
     while engine.requests:
         engine.step()
         for request in engine.admission.running:
-            assert request.sequence.pending
+            assert request.sequence.pending or engine.deployment.most_in_flight > 1
         for request in asked:
             if request.finished:
                 engine.release(request.sequence)
@@ -115,6 +118,71 @@ def test_drafts_change_no_answer(
         assert drafted > 0
         if right in (0.0, 1.0):
             assert (accepted > 0) == bool(right)
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    """A model with six layers."""
+    model, target = make_model("llama", tmp_path_factory.mktemp("deep"), layers=6), tmp_path_factory.mktemp("packs")
+    pack_model(open_source(model.directory), "q4", target / "deep")
+    return Pack.open(target / "deep")
+
+
+@pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("nodes", "streams"), [(2, 1), (3, 1), (4, 2), (6, 2), (3, 5)])
+def test_drafts_in_steps_of_their_own_change_no_answer(
+    right: float, nodes: int, streams: int, deep: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "runs_ahead", lambda *_: True)
+    monkeypatch.setattr(Pace, "most_ahead", lambda pace, most: most)
+    with closing(in_process_deployment(deep, [1] * nodes, tmp_path, stages=str(nodes))) as deployment:
+        engine = Engine(deployment)
+        engine.drafts = False
+        expected = answers(engine, samplers(streams))
+        monkeypatch.setattr(speculation, "look_up", Oracle(expected, right))
+        engine.drafts = True
+        longest = 0
+
+        def accept(batcher: Batcher, item: Work, right: int, after: Callable[..., None] = Batcher.accept) -> None:
+            nonlocal longest
+            longest = max(longest, len(item.sequence.ahead))
+            after(batcher, item, right)
+
+        monkeypatch.setattr(Batcher, "accept", accept)
+        assert answers(engine, samplers(streams)) == expected
+        drafted, accepted = engine.speculation.drafted["lookup"], engine.speculation.accepted["lookup"]
+        assert longest >= nodes // streams - 1
+        assert drafted > 0 or streams > nodes  # then each stage has a step of another request
+        if right in (0.0, 1.0) and drafted:
+            assert (accepted > 0) == bool(right)
+        assert deployment.pages.free == deployment.pages.total
+
+
+def test_withdrawn_and_preempted_requests_leave_no_drafts_in_flight(
+    deep: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "runs_ahead", lambda *_: True)
+    monkeypatch.setattr(Pace, "most_ahead", lambda pace, most: most)
+    with closing(in_process_deployment(deep, [1] * 6, tmp_path, stages="6", pool=4)) as deployment:
+        engine = Engine(deployment)
+        engine.drafts = False
+        expected = answers(engine, samplers(3))
+        monkeypatch.setattr(speculation, "look_up", Oracle(expected, 0.8))
+        engine.drafts = True
+        assert answers(engine, samplers(3)) == expected
+        assert engine.admission.preempted
+        heard = Heard()
+        first = Request(engine.admit(PROMPTS[0]), samplers(1)[0], ANSWER, heard.sink, logprobs=2)
+        engine.submit(first)
+        while not first.sequence.ahead:
+            engine.step()
+        engine.withdraw(first)
+        said = len(heard.sampled)
+        assert not first.sequence.ahead
+        assert answers(engine, samplers(3)) == expected
+        assert heard.told == expected[0][:said]
+        engine.release(first.sequence)
+        assert deployment.pages.free == deployment.pages.total
 
 
 @pytest.mark.parametrize("family", MODELS)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from master.deployment.pages import PagePool
-from master.generation.batcher import Batcher
+from master.generation.batcher import Batcher, Work
 from master.generation.sequence import Sequence
 from master.generation.speculation.lookup import EarlierAnswers, ids, look_up
 from master.generation.speculation.pace import ROWS, Chance, Pace, StepTimes
@@ -93,6 +93,85 @@ def test_a_plain_step_is_measured_now_and_then() -> None:
     assert not pace.drafts
     pace.learn(1, 0, 0, 1.0)
     assert pace.drafts
+
+
+@pytest.mark.parametrize(
+    ("chance", "rows", "ahead"),
+    [
+        (0.7, 1.5, True),  # 0.7 x 1/8 + 0.3 = 0.39 s a token; a step of three rows gives 2.19 tokens in about 1 s
+        (0.7, 0.9, True),
+        (0.99, 0.1, False),  # sixteen tokens in hardly more than a second
+        (0.99, 3.0, True),
+        (0.05, 1.5, True),  # idle stages compute for nothing, and a right draft still saves time
+    ],
+)
+def test_steps_of_their_own_are_compared_with_rows(chance: float, rows: float, ahead: bool) -> None:
+    pace = Pace()
+    pace.learn(1, 0, 0, 1.0)
+    for more in range(1, ROWS):
+        pace.learn(1, more, 0, 1.0 + 0.1 * rows * more)
+    assert pace.runs_ahead(chance, 8, drafting=0.0) == ahead
+    assert not pace.runs_ahead(chance, 8, drafting=2.0)  # the draft model is slower than the large one
+
+
+def test_no_more_steps_run_ahead_than_fit_into_the_time_of_one() -> None:
+    pace = Pace()
+    pace.learn(1, 0, 0, 1.0)
+    assert pace.most_ahead(8) == 8
+    for _ in range(100):
+        pace.learn_ahead(1, 0.3, True, pace.others)
+    assert pace.most_ahead(8) == 4
+    assert pace.most_ahead(3) == 3
+
+
+@pytest.mark.parametrize(("seconds", "off"), [(0.5, False), (1.2, True)])
+def test_steps_that_run_ahead_end_if_they_lose_time(seconds: float, off: bool) -> None:
+    pace = Pace()
+    pace.learn(1, 0, 0, 1.0)
+    for _ in range(64):
+        assert not pace.others.off
+        pace.learn_ahead(1, seconds, True, pace.others)
+    assert pace.others.off == off
+    assert not pace.model.off
+
+
+def test_a_plain_step_is_measured_while_steps_run_ahead() -> None:
+    pace = Pace()
+    pace.learn(1, 0, 0, 1.0)
+    for _ in range(256):
+        assert pace.drafts
+        pace.learn_ahead(1, 0.2, True, pace.others)
+    assert not pace.drafts
+
+
+def test_a_step_that_runs_ahead_counts_if_its_token_is_drawn() -> None:
+    pages = PagePool(3)
+    batcher, sequence = Batcher(pages, 16), Sequence(0, array("i", [1, 2]))
+    (first,) = batcher.pick([sequence])
+    batcher.start([first])
+    started = list[Work]()
+    for token in (5, 6):
+        ahead = batcher.ahead(sequence, token, 1)
+        assert ahead is not None
+        assert (ahead.tokens, ahead.position) == ([token], token - 3)
+        batcher.start([ahead])
+        started.append(ahead)
+    assert (sequence.ahead, sequence.pending) == ([5, 6], 0)
+    sequence.tokens.append(5)
+    batcher.accept(first, 0)
+    assert (sequence.ahead, sequence.pending, sequence.life) == ([6], 0, 0)
+    sequence.tokens.append(9)
+    batcher.accept(started[0], 0)
+    assert (sequence.ahead, sequence.pending, sequence.life) == ([], 1, 1)
+    assert not started[1].counts
+
+
+def test_a_step_that_runs_ahead_leaves_the_pages_that_others_need() -> None:
+    pages = PagePool(2)
+    batcher, sequence = Batcher(pages, PAGE_TOKENS), Sequence(0, array("i", range(PAGE_TOKENS)))
+    batcher.start(batcher.pick([sequence]))
+    assert batcher.ahead(sequence, 7, 1) is None
+    assert batcher.ahead(sequence, 7, 0) is not None
 
 
 def test_chances_are_learnt() -> None:

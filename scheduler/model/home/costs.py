@@ -45,7 +45,7 @@ class StageCosts:
         return found
 
     def _seconds(self, nodes: Sequence[HomeNode], rooms: F64, outside: F64) -> F64:
-        """Return the seconds with shares by speed or, where those do not fit into memory, with the better ones."""
+        """Return the seconds with shares by speed or, where these do not fit into memory, with the fastest that do."""
         speeds, held = [node.read for node in nodes], self._held
         compute = np.zeros_like(outside)
         for name, units in self._kinds.items():
@@ -62,10 +62,10 @@ class StageCosts:
     def _balanced(self, nodes: Sequence[HomeNode], rooms: F64, outside: F64) -> F64:
         """Return the part of the stage for each node, `[nodes, cuts, cuts]`, with which a token is fastest.
 
-        In t seconds, of which `outside` are no computing, a node computes the part `(t - outside) speed / read`, and
-        has `(room + t disk) / held` of the weights in memory or from its disk. It can have the smaller one of the two.
-        The least t for which the parts of all nodes make 1 is found by Newton's method. As the sum of all parts is a
-        concave function of t, no step goes too far.
+        In t seconds, of which `outside` are not spent on computing, a node computes the part `(t - outside) speed /
+        read`, and has `(room + t disk) / held` of the weights in memory or from its disk. Its part is the smaller of
+        the two. The least t for which the parts of all nodes add up to 1 is found by Newton's method. As the sum of all
+        parts is a concave function of t, no step goes too far.
         """
         read, held = np.maximum(self._of_all("read"), 1.0), np.maximum(self._held, 1.0)
         computed = np.array([node.read for node in nodes])[:, None, None] / read
@@ -99,7 +99,7 @@ class StageCosts:
 
     @cached_property
     def _held(self) -> F64:
-        """Bytes of weights, keys and values."""
+        """Bytes of weights, keys and values in the layers from each cut to each other cut."""
         held: F64 = self._of_all("nbytes") + self._of_all("kv_bytes")
         return held
 
@@ -112,18 +112,18 @@ class StageCosts:
 
     @cached_property
     def _least_from_disk(self) -> float:
-        """The smallest share of weights on disk that a token reads: that of the kind that leaves memory first."""
+        """Share of weights on disk that a token reads, for the kind that leaves memory first: the smallest share."""
         return max(1e-3, min(self._from_disk.values()))
 
     def _of_all(self, what: str) -> F64:
-        """Return a number of all units from each cut to each other one."""
+        """Return the sum of a figure of all units, for the layers from each cut to each other cut."""
         if (what, "all") not in self._tables:
             parts = [units * self._table(what, name) for name, units in self._kinds.items()]
             self._tables[what, "all"] = np.sum(parts, axis=0)
         return self._tables[what, "all"]
 
     def _table(self, what: str, name: str = "") -> F64:
-        """Return a number of the layers, or of one unit of a kind in them, from each cut to each other one."""
+        """Return the sum of a figure, of layers or of one unit of a kind, from each cut to each other cut."""
         if (what, name) not in self._tables:
             layers = self.problem.layers
             numbers = [

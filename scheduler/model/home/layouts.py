@@ -31,10 +31,10 @@ def best_layout(problem: StageProblem, drop: bool = True, several: bool = True, 
 
 
 def chosen(found: Sequence[Layout], streams: int = 1) -> Layout:
-    """Return the layout of `found`, which is sorted, that `best_layout` returns.
+    """Return the layout that `best_layout` chooses from `found`, which is sorted by time.
 
     Raises:
-        PlanError: if there is none.
+        PlanError: if `found` is empty.
     """
     if not found:
         raise PlanError("the nodes have too little memory for the keys and values; give a smaller -c or more --memory")
@@ -88,7 +88,7 @@ def evaluate(problem: StageProblem, stages: Sequence[tuple[int, int, Members]], 
 
 
 def pure_layouts(problem: StageProblem) -> tuple[Layout | None, Layout | None]:
-    """Return one stage of all nodes, and the best layout of one node a stage; None where it does not fit."""
+    """Return one stage of all nodes, and the best layout of one node a stage; None for a layout that does not fit."""
     found = Search(problem, MOST_STAGES, _EVEN[0], singles=True).best(drop=False)
     most = [cuts for cuts in found if len(cuts) == len(problem.nodes)]
     one = evaluate(problem, [(0, len(problem.layers), problem.everyone)])

@@ -1,8 +1,8 @@
-"""Rings: stages of one node each, where a node is in several, so that its disk reads while the other nodes compute.
+"""Rings: stages of one node each. A node has several stages, so that its disk reads while other nodes compute.
 
-A node of R stages has R visits in a token. Between two visits its disk reads the first bytes of the next one into
-memory that is set aside for this, W bytes. These W bytes are not there for weights that stay, so D bytes that do not
-fit into memory become D + W, of which R W are read between the visits and the others during them:
+A node of R stages has R visits (turns to compute) in a token. Between two visits, its disk reads the first W bytes of
+the next visit into memory that is set aside. The set-aside memory cannot hold resident weights, so the D bytes that do
+not fit into memory become D + W. Of these, R W bytes are read between visits, and the others during visits:
 
     wait = max(0, (D + W - R W) / disk - own)          W <= disk (L - own - wait) / R
 
@@ -27,7 +27,7 @@ _HALVINGS = 40  # of the interval that contains the seconds of a token
 
 
 def is_ring(stages: Sequence[tuple[int, int, Members]]) -> bool:
-    """Return True if a node is in several of the stages."""
+    """Return True if any node is in several of `stages`."""
     return any(count > 1 for count in Counter(rank for _, _, members in stages for rank in members).values())
 
 
@@ -110,7 +110,7 @@ def _visitor(problem: StageProblem, rank: int, stages: Sequence[Stage]) -> _Visi
 
 
 def _token(visitors: Sequence[_Visitor], busy: float) -> float:
-    """Return the seconds of a token that takes `busy` seconds without its waits: the more, the shorter are those."""
+    """Return the seconds of a token, waits included, that takes `busy` seconds without waits."""
     least, most = busy, busy + sum(each.wait(busy) for each in visitors)
     for _ in range(_HALVINGS):
         middle = (least + most) / 2

@@ -1,13 +1,13 @@
 """The search for the layout with the fewest seconds per token: groups, their order, and their layers together.
 
-What a group of nodes costs depends only on its layers, and a hop only on the leader of the stage before. So the best
-layout is found by dynamic programming over (nodes used so far, number of stages, last leader, layers done). This is
-the recursion of Held and Karp (1962) for the shortest round trip, with groups of nodes in place of towns. Nodes that
+The cost of a group depends only on its layers, and the cost of a hop only on the leader of the stage before. So the
+best layout is found by dynamic programming over (nodes used so far, number of stages, last leader, layers done). This
+is the recursion of Held and Karp (1962) for the shortest round trip, with groups of nodes in place of towns. Nodes that
 are alike are interchangeable, so only their number counts. While there are few sets of nodes, every group is tried and
-the result is exact, but for groups that do not hold their part in memory: their time is then an estimate, and the found
-layouts are evaluated anew. For many different nodes, only single nodes and clusters of near ones are tried, and
-of the sets with equally many nodes only the most promising ones are kept. Where many layers make the tables large,
-stages are first cut at some of the layers only, and the cuts of the found stages are then moved.
+the result is exact, except for groups that do not hold their part in memory: their time is an estimate, and the found
+layouts are evaluated anew. For many different nodes, only single nodes and clusters of near nodes are tried. Of the
+sets with equally many nodes, only the most promising ones are kept. Where many layers make the tables large, stages are
+first cut at some of the layers only, and the cuts of the found stages are then moved.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ class Search:
     """
 
     def __init__(self, problem: StageProblem, most: int, even: float, singles: bool = False) -> None:
-        """Search through layouts of at most `most` stages, if `singles` of one node each.
+        """Search layouts of at most `most` stages; if `singles`, only layouts of one node a stage.
 
         A stage's time counts up to 1 + `even` times, the more the longer it is, so that stages become even.
         """
@@ -81,7 +81,7 @@ class Search:
     def best(self, drop: bool) -> list[Cuts]:
         """Return the fastest stages for each number of them, over all nodes or, with `drop`, over any of them.
 
-        Stages with the master and those without are told apart. The fastest come first, as far as is known here.
+        Stages with the master and stages without it are kept apart. The fastest come first by the search's estimates.
         """
         found: dict[tuple[int, bool], tuple[float, Used, int]] = {}
         back = np.array([self.problem.hop(rank, (MASTER,), 1) for rank in self.problem.everyone])
@@ -116,7 +116,7 @@ class Search:
         return found[::-1]
 
     def _moved(self, groups: Sequence[Members]) -> Cuts:
-        """Return the best stages of these groups in this order, cut at any layer where that is possible."""
+        """Return the best stages of `groups` in this order, with cuts at any layer where a cut is possible."""
         cuts, every = self.problem.cuts, StageCosts(self.problem, self.problem.cuts, self.even)
         costs = [every.of(members) for members in groups]
         times = [np.where(np.arange(len(cuts)) == 0, 0.0, inf)]
@@ -130,7 +130,7 @@ class Search:
         return found[::-1]
 
     def _step(self, used: Used, members: Members) -> None:
-        """Add the stage of `members` to all that is known of the set of nodes `used`."""
+        """Extend all known stages of the set of nodes `used` by a stage of `members`."""
         come = (self._reached[used][:-1] + self._hop(members)[:, None]).min(axis=1)
         gone = (come[:, :, None] + self._cost(members)).min(axis=1)
         after = tuple(map(add, used, self._counts(members)))
@@ -148,7 +148,7 @@ class Search:
 
     @cached_property
     def _rest(self) -> F64:
-        """Seconds in which the fastest node alone could compute what is behind each cut."""
+        """Seconds in which the fastest node alone could compute the layers behind each cut."""
         fastest = max(node.read for node in self.problem.nodes)
         reading = [sum(kind.units * kind.read for kind in layer.kinds) / fastest for layer in self.problem.layers]
         return np.array([sum(reading[self.problem.cuts[at] :]) for at in self._cuts])
@@ -167,7 +167,7 @@ class Search:
                 yield tuple(sorted(rank for each, some, more in parts for rank in each[some : some + more]))
 
     def _near_groups(self) -> list[Members]:
-        """Return every single node and, unless only those are asked for, clusters of near nodes.
+        """Return every single node and, unless only single nodes are wanted, clusters of near nodes.
 
         Clusters begin as single nodes. The two that are nearest to each other are joined, again and again.
         """

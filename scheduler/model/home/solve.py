@@ -47,7 +47,8 @@ def best_split(problem: HomeProblem, drop: bool = True) -> HomeSplit:
 def proportional(units: int, speeds: Sequence[float]) -> list[int]:
     """Return how many of `units` units each node gets, so that the slowest takes the least time.
 
-    Each node gets its proportional part, rounded down. Each unit that is left goes to the node that then takes least.
+    Each node gets its proportional part, rounded down. Each unit that is left goes to the node that then takes the
+    least time.
     """
     counts = [int(units * speed / sum(speeds)) for speed in speeds]
     for _ in range(units - sum(counts)):
@@ -58,8 +59,8 @@ def proportional(units: int, speeds: Sequence[float]) -> list[int]:
 def _sets(problem: HomeProblem, everyone: Members) -> list[Members]:
     """Return the sets of nodes that may be the best.
 
-    Up to `_EVERY_SET` nodes these are all sets; of more nodes, those that result from leaving out one node after the
-    other.
+    Up to `_EVERY_SET` nodes, these are all sets. For more nodes, these are the sets that result from leaving out one
+    node after the other.
     """
     if len(everyone) <= _EVERY_SET:
         every = ((0, *others) for size in everyone for others in combinations(everyone[1:], size))
@@ -213,7 +214,7 @@ class _Model:
         return HomeSplit(self.members, dealt, compute, exchange, max(0.0, loading - compute - exchange))
 
     def _loading(self, node: int, units: Sequence[int]) -> float:
-        """Return the seconds that a node's disk takes to read a token's part of what does not fit into its memory."""
+        """Return the seconds that a node's disk takes to read a token's part of the weights that do not fit into memory."""
         rank = self.members[node]
         held = list(zip(units, self.problem.kinds, strict=True))
         excess = sum(count * (each.nbytes + each.kv_bytes) for count, each in held) - self._room(rank) * _UNIT

@@ -5,8 +5,8 @@ A step of r tokens takes in each stage
     compute   of the slowest node: bytes / read speed for one token, more for several (`_ROWS`), and from 17 tokens on
               operations / speed if that is longer
     sums      the stage's allreduces, over the links of its own group only
-    disk      what the disk of a node needs beyond that time to read the weights that do not fit into memory; one that
-              runs ahead during other stages would need memory for what it has read, so that nothing is gained
+    disk      what the disk of a node needs beyond that time to read the weights that do not fit into memory; a disk
+              that ran ahead during other stages would need memory for the weights that it read: no gain
     hop       the hidden states' way from the stage before, or from the master
 
 and the way back to the master. Several streams, or the chunks of a prompt, are in different stages at once, so that
@@ -68,7 +68,7 @@ class StageProblem:
 
     @cached_property
     def everyone(self) -> Members:
-        """All ranks."""
+        """The ranks of all nodes."""
         return tuple(range(len(self.nodes)))
 
     def part(self, first: int, last: int, members: Members) -> HomeProblem:
@@ -85,7 +85,7 @@ class StageProblem:
 
     @staticmethod
     def _together(kinds: list[UnitKind], name: str) -> UnitKind:
-        """Return the units of several layers as units in all of them."""
+        """Return the kind `name` of several layers as one kind: each unit stands for one unit in every layer."""
         blocks = sum(kind.blocks for kind in kinds)
         nbytes, read, kept = (sum(getattr(kind, what) for kind in kinds) for what in ("nbytes", "read", "kv_bytes"))
         return UnitKind(name, kinds[0].units, blocks, nbytes, read, kept)
@@ -110,8 +110,8 @@ class Stage:
 class Layout:
     """A division of the model into stages, and the seconds of one token.
 
-    `back` is the hop to the master. `turn` is the head's time if no stage has it: in a ring, and if the master is in no
-    stage.
+    `back` is the seconds of the hop to the master. `turn` is the head's seconds if no stage includes them: in a ring,
+    and if the master is in no stage.
     """
 
     problem: StageProblem
@@ -141,12 +141,12 @@ class Layout:
 
     @property
     def exchange(self) -> float:
-        """Seconds of all sums."""
+        """Seconds of all allreduces."""
         return sum(stage.split.exchange for stage in self.stages)
 
     @property
     def hops(self) -> float:
-        """Seconds of all hops, that to the master included."""
+        """Seconds of all hops, the hop to the master included."""
         return self.back + sum(stage.hop for stage in self.stages)
 
     @property
@@ -160,9 +160,9 @@ class Layout:
         return self.compute + self.exchange + self.hops + self.disk
 
     def streams(self, count: int) -> float:
-        """Return the seconds per token of `count` streams together: each stage computes a step of some of them.
+        """Return the seconds per token of `count` streams together: each stage computes a step of some streams.
 
-        A step has as many streams as make equally many steps as can be in flight.
+        The streams are divided equally among as many steps as can be in flight.
         """
         rows = ceil(count / self.in_flight)
         steps = [self._step(stage, rows) for stage in self.stages]
@@ -176,9 +176,9 @@ class Layout:
         return one + (ceil(tokens / chunk) - 1) * after
 
     def drafted(self, acceptance: float) -> float:
-        """Return how many times as fast answers are with drafts that are right with this chance each.
+        """Return the speed-up of answers by drafted tokens, each of which is right with the probability `acceptance`.
 
-        With k drafts, a step takes the time of 1 + k tokens and gives (1 - a^(k+1)) / (1 - a) of them (Leviathan et
+        With k drafts, a step takes the time of 1 + k tokens and gives (1 - a^(k+1)) / (1 - a) tokens (Leviathan et
         al., 2023). The best k counts.
         """
         given = {rows: (1 - acceptance**rows) / (1 - acceptance) for rows in range(1, _MOST_DRAFTS + 2)}
@@ -218,6 +218,6 @@ class Layout:
 
 
 def rows_cost(rows: int) -> float:
-    """Return the computing time of a step of at most 16 tokens, in times of one token's."""
+    """Return the computing time of a step of at most 16 tokens, as a multiple of one token's time."""
     (below, least), (above, most) = next(pair for pair in pairwise(_ROWS) if rows <= pair[1][0])
     return least + (most - least) * (rows - below) / (above - below)

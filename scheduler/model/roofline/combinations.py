@@ -87,12 +87,10 @@ class Combination:
         return float(self._least(each, kept, kept).min())
 
     def look_at(self, pairs: I64) -> None:
-        """Return lower bounds of the seconds per sequence of the pairs numbered `pairs`.
+        """Set `bounds` of the pairs numbered `pairs`: lower bounds of the seconds per sequence.
 
-        A bound is infinite if the memories rule its pair out.
-
-        Each roof is bounded with the shares that suit it best, among all that fit into the memories. If
-        keys and values are not divided, both sides are tried.
+        A bound is infinite if the memories rule its pair out. Each roof is bounded with the shares that suit it best,
+        among all that fit into the memories. If keys and values are not divided, both sides are tried.
         """
         (_, kv, _), (_, most_kv, _) = self.lower, self.upper
         sides = [(side, side) for side in sorted({kv, most_kv})] if self.heads == 1 else [(kv, most_kv)]

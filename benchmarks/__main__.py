@@ -33,7 +33,7 @@ def measure(name: str, quick: bool) -> Run:
 
 
 def render() -> None:
-    """Write the document from all results that are saved."""
+    """Write docs/benchmarks.md from all saved results."""
     write_document([History.load(RESULTS, name) for name in BENCHMARKS], ROOT / "docs")
 
 

@@ -1,7 +1,7 @@
 """Comparison of two commits: `python -m benchmarks compare --base COMMIT [NAME ...]` prints medians of paired ratios.
 
 Each commit is built and installed in an environment of its own, on top of the packages that are installed already. The
-command line of each is measured in turn; the order changes from pair to pair. A ratio above 1 means that HEAD is
+command lines of both are measured in turn; the order changes from pair to pair. A ratio above 1 means that HEAD is
 better: a higher speed, or fewer seconds. For peak memory the ratio is HEAD's over the base's, followed by the
 difference in MiB.
 """
@@ -69,7 +69,7 @@ def verdict(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> tuple[str, b
 
 
 def main(words: Sequence[str]) -> int:
-    """Compare the two commits and print the figures; return 1 if one needs an explanation."""
+    """Compare the two commits and print the figures; return 1 if a figure needs an explanation."""
     options = _parsed(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # unlike a kill, this removes the worktrees
     with ExitStack() as stack:

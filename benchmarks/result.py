@@ -1,4 +1,4 @@
-"""The result of a benchmark: tables, checks against promises, perhaps a plot; and its last runs, as JSON."""
+"""The result of a benchmark (tables, checks against promises, perhaps a plot), and its last runs as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Check:
-    """One promise: `value` must be at least `bound`; at most, if `at_most`; `bound` itself, give or take `within`."""
+    """One promise: `value` must be at least `bound`, or at most if `at_most`, or at most `within` away from it."""
 
     claim: str
     value: float
@@ -38,7 +38,7 @@ class Check:
 
     @property
     def limit(self) -> str:
-        """The promise without its figure."""
+        """The relation between value and bound in words, such as "at least"."""
         if self.within is not None:
             return "exactly" if self.within == 0 else f"within {self.within:g} of"
         return "at most" if self.at_most else "at least"
@@ -58,7 +58,7 @@ class Bars:
 class Result:
     """The section of one benchmark.
 
-    `notes` is Markdown that describes what was measured, and how. `timed` is True if other load changes the figures.
+    `notes` is Markdown that describes the measurement. `timed` is True if other load changes the figures.
     """
 
     title: str

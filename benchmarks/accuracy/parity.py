@@ -40,7 +40,7 @@ either token is right, and the tokens after it are not compared.
 
 @dataclass(frozen=True)
 class Expected:
-    """Token ids that transformers generates, and the lead of the best logit at each step."""
+    """Token ids that transformers generates, and by how much the best logit of each step exceeds the second."""
 
     prompt: list[int]
     tokens: list[int]
@@ -89,7 +89,7 @@ def generate(model: Path, prompts: tuple[str, ...], tokens: int) -> Iterator[Exp
 
 
 def compare(made: list[int], wanted: Expected) -> Agreement:
-    """Count the equal tokens up to the first difference, and judge whether a near tie explains the difference."""
+    """Count the equal tokens up to the first difference, and note whether a near tie explains the difference."""
     for step, (token, other) in enumerate(zip(made, wanted.tokens, strict=False)):
         if token != other:
             tied = wanted.leads[step] < NEAR_TIE

@@ -102,7 +102,7 @@ def _tpi(pack: Pack) -> Logits:
 def compared(
     reference: Logits, engines: dict[str, Logits], chunks: Sequence[Sequence[int]]
 ) -> tuple[Quality, dict[str, Quality]]:
-    """Measure the reference and each engine on the same chunks, against the log probabilities of the reference."""
+    """Return the quality of the reference and of each engine on the same chunks, against the reference."""
     expected, base = [log_softmax(logits) for logits in reference(chunks)], Quality()
     for one, chunk in zip(expected, chunks, strict=True):
         base.add(one, one, chunk)

@@ -73,7 +73,7 @@ def _made(family: str, shape: dict[str, int]) -> Pack:
 class BatchNode:
     """One node with a batch of sequences of equal length, as many as its policy has in a batch.
 
-    `others` run the same steps.
+    The nodes in `others` run the same steps.
     """
 
     def __init__(self, node: Node, device: EmulatedDevice, filled: int, others: Workers | None = None) -> None:
@@ -91,9 +91,7 @@ class BatchNode:
         return list(self._node.trace.rows)
 
     def steps(self, count: int) -> tuple[float, dict[str, float], int]:
-        """Run `count` steps; return the seconds of a mean step, the busy share of each lane, and the tasks that
-        overran.
-        """
+        """Run `count` steps; return the mean seconds of a step, the busy share of each lane, and the overrun tasks."""
         before = {lane.name: lane.busy for lane in self._emulation.lanes}
         overruns, began = self._emulation.overruns, time.perf_counter()
         for _ in range(count):
@@ -105,7 +103,7 @@ class BatchNode:
     def prompts(self, tokens: int, longest: int) -> tuple[float, int]:
         """Run prompts of `tokens` tokens each, in steps of at most `longest` tokens.
 
-        Returns the seconds, and the bytes of weights that crossed the link.
+        Return the seconds, and the bytes of weights that crossed the link.
         """
         each = longest // tokens
         before, began = self.link.figures.weight_bytes, time.perf_counter()

@@ -1,4 +1,4 @@
-"""Experts loaded on demand to an emulated accelerator with room for a third of them, against plans that move none."""
+"""Experts loaded on demand to an emulated accelerator with room for a third of all, against plans that move none."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack

@@ -55,7 +55,7 @@ COMMON = 1.0  # weight of the vector that all token embeddings have in common
 
 @dataclass(frozen=True)
 class ExpertSteps:
-    """Seconds of a mean token on the emulated machine, counts of the same steps, and all tokens so far."""
+    """The mean seconds of a token on the emulated machine, counts of the same steps, and all tokens so far."""
 
     seconds: float
     counts: DemandStats
@@ -102,7 +102,7 @@ class ExpertNode:
         return link.arena if isinstance(link, ExpertAccelerated) else None
 
     def run(self, steps: int) -> ExpertSteps:
-        """Return the mean of `steps` steps of one token."""
+        """Run `steps` steps of one token each, and return their mean figures."""
         clock = self.emulation.clock
         before, began = self._counts(), clock.now()
         for _ in range(steps):
@@ -136,7 +136,7 @@ def expert_node(pack: Pack, machine: str, decide: Choose) -> Iterator[ExpertNode
 
 
 def memory_for(pack: Pack, machine: NodeMachine, share: float) -> int:
-    """Return the bytes of accelerator memory that hold this share of the experts next to everything else."""
+    """Return the bytes of accelerator memory that hold the share `share` of the experts and all other weights."""
     plan, least, enough = _plan(pack), 0, 1 << 30
     while enough - least > PAGE_TOKENS:
         middle = (least + enough) // 2

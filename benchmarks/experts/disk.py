@@ -112,7 +112,7 @@ def _row(path: Path, draw: Draw) -> Row:
 
 
 def _pass(cache: DemandCache, token: npt.NDArray[np.uint16]) -> float:
-    """Return the seconds to make a token's experts available, layer by layer."""
+    """Return the seconds to load a token's experts, layer by layer."""
     begun = time.perf_counter()
     cache.begin()
     for layer, experts in enumerate(token.tolist()):

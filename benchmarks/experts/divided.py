@@ -1,4 +1,4 @@
-"""Keys and values divided by heads between the emulated accelerator and RAM: r_c of 0, of 1, and as chosen."""
+"""Keys and values divided by heads between the emulated accelerator and RAM: r_c is 0, 1, or chosen."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,9 +1,10 @@
 """FlexGen's policy by its published linear program (Sheng et al., 2023, section 4.3 and appendix A).
 
-Its unknowns are the shares of weights and of keys and values on GPU, CPU and disk; sizes of batches are enumerated. The
-seconds of a kernel are its operations divided by the device's speed, regardless of the bytes that it reads. So a small
-micro-batch appears to cost nothing, and saves memory. Attention runs on the GPU. There are two differences from
-FlexGen: all keys and values are on one side, and the host adds residual connections, which needs fewer transfers.
+The program's unknowns are the shares of weights and of keys and values on GPU, CPU and disk; sizes of batches are
+enumerated. The seconds of a kernel are its operations divided by the device's speed, regardless of the bytes that it
+reads. So a small micro-batch appears to cost nothing, and saves memory. Attention runs on the GPU. There are two
+differences from FlexGen: all keys and values are on one side, and the host adds residual connections, which needs fewer
+transfers.
 """
 
 from collections.abc import Iterator

@@ -23,7 +23,7 @@ ALIKE, BOUND = 1.9, 2.0  # aims: two devices over one, and where memory bounds
 
 @dataclass(frozen=True)
 class GroupSetting:
-    """One machine of a group of one or two: MiB, GB/s and TFLOPS. `aim` is the promised speed of two over one."""
+    """One machine of a group of one or two: MiB, GB/s and TFLOPS. `aim` is the promised speed of two nodes over one."""
 
     name: str
     gpu: int

@@ -57,7 +57,7 @@ say. No parameter is fitted to them.
 
 @dataclass(frozen=True)
 class PaperSetting:
-    """A line of table 2: a preset, how many cards, and GB of RAM."""
+    """A line of table 2: a preset of a card, the number of cards, and GB of RAM."""
 
     preset: str
     cards: int

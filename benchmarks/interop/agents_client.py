@@ -1,4 +1,4 @@
-"""openai-agents: its default model asks by responses; another by chat completions."""
+"""openai-agents: its default model uses the Responses API; another model uses chat completions."""
 
 import asyncio
 from typing import Any

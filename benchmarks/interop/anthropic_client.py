@@ -47,7 +47,10 @@ def stream(server: Server) -> None:
 
 
 def tools(server: Server) -> None:
-    """Have the model call a tool next to one that the server leaves out, and continue; once whole, once streamed."""
+    """Have the model call one of two tools (the server leaves out the other), and continue.
+
+    Do so once without a stream, and once with a stream.
+    """
     turns: list[Any] = [{"role": "user", "content": WEATHER}]
     search: Any = {"type": "web_search_20250305", "name": "web_search"}
     asked: Any = {"model": server.model, "max_tokens": LIMIT, "tools": [search, TOOL], "extra_body": GREEDY}

@@ -78,7 +78,7 @@ def _result(rows: Sequence[Row]) -> Result:
 def _tried(
     server: Running, name: str, version: str, command: Sequence[str], folder: Path, more: Mapping[str, str]
 ) -> Row:
-    """Run one client's checks; a client without output has failed all of them."""
+    """Run one client's checks; a client without output has failed all checks."""
     begun = perf_counter()
     environment = os.environ | more
     done = subprocess.run(

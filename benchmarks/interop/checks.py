@@ -43,9 +43,9 @@ class Server:
 
 
 def run(checks: dict[str, Callable[[Server], object]]) -> None:
-    """Run each check and print JSON: "" for one that passed, else the reason; the arguments name the server.
+    """Run each check and print JSON: "" for a passed check, else the reason. Command-line arguments name the server.
 
-    A check passes where it returns; it raises where something is not as it should be.
+    A check passes if it returns, and fails if it raises.
     """
     server, found = Server(*sys.argv[1:4]), dict[str, str]()
     for name, check in checks.items():

@@ -73,7 +73,7 @@ def error(server: Server) -> None:
 
 
 def embeddings(server: Server) -> None:
-    """Make vectors of two texts, which it sends as token ids unless it is told not to."""
+    """Make vectors of two texts, which the client sends as token ids unless an option turns that off."""
     model = OpenAIEmbeddings(
         model=server.model, base_url=server.api, api_key=SecretStr(server.key), check_embedding_ctx_length=False
     )

@@ -1,4 +1,4 @@
-"""llm, the command line of that name: its command for any server of OpenAI's form."""
+"""The command line `llm`, with a configuration for a server of OpenAI's form."""
 
 import json
 import subprocess
@@ -54,7 +54,7 @@ class Demanding(Chat):  # type: ignore[misc]
 
 
 def tools(server: Server) -> None:
-    """Have the model call a tool, and continue from its result, by the library of the same name."""
+    """Have the model call a tool, and continue from its result, with the Python library `llm`."""
     called: list[str] = []
 
     def weather(city: str) -> str:

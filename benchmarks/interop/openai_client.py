@@ -66,7 +66,7 @@ def tools(server: Server) -> None:
 
 
 def schema(server: Server) -> None:
-    """Get an answer parsed into a class, which the client turns into a strict schema; and one to a plain schema."""
+    """Get an answer parsed into a class (the client makes a strict schema of it), and one to a plain schema."""
     got = ai(server).chat.completions.parse(
         model=server.model, messages=ASK, response_format=Trip, max_tokens=LIMIT, temperature=0
     )

@@ -74,7 +74,7 @@ def stream(server: Server) -> None:
 
 
 def _tools(model: Model[Any]) -> None:
-    """Call a tool, which is offered once, and then the output's own tool: each step has to call one."""
+    """Call a tool, which is offered once, and then the tool that returns the output: each step must call a tool."""
     called: list[str] = []
     agent = Agent(model, output_type=ToolOutput(Trip), model_settings=SETTINGS)
 
@@ -92,7 +92,7 @@ def _tools(model: Model[Any]) -> None:
 
 
 def tools(server: Server) -> None:
-    """Get an answer parsed into a class by tool calls, next to another tool, in each API."""
+    """Get an answer parsed into a class by tool calls, while another tool is offered too, in each API."""
     for model in forms(server):
         _tools(model)
 

@@ -1,7 +1,8 @@
 """One budget in a process of its own: `python -m benchmarks.memory.budgeted PACK BYTES SECONDS ROUNDS`.
 
-Rounds of decoding within the budget. Before and after each, the bare disk and a second session that has everything in
-memory are measured: on a shared machine all three drift. Prints the rounds and the node's figures as JSON.
+The process runs rounds of decoding within the budget. Before and after each round it measures the bare disk, and a
+second session with all weights in memory: on a shared machine all three drift. It prints the rounds and the node's
+figures as JSON.
 """
 
 import json
@@ -37,7 +38,7 @@ _LOOKS = count()
 class Round:
     """One round, and the speed that was possible at that time.
 
-    The disk and `resident` are means of before and after.
+    `disk` and `resident` are means of the measurements before and after the round.
     """
 
     speed: float  # tokens per second
@@ -117,7 +118,7 @@ def raw_speed(pack: Pack, disk: DiskSpeed, size: int = _RAW_BYTES, seconds: floa
 
 
 class _Pair:
-    """A session within the budget, and one that has everything in memory."""
+    """A session within the budget, and a session with all weights in memory."""
 
     def __init__(self, budgeted: Session, whole: Session, seconds: float) -> None:
         self._budgeted, self._whole = budgeted, whole

@@ -63,7 +63,7 @@ class Trial:
 
 @dataclass
 class _Looks:
-    """Bytes per second of the disk, and tokens per second, look by look."""
+    """Measurements in turn: bytes per second of the disk, and tokens per second."""
 
     disk: list[float] = field(default_factory=list)
     speed: list[float] = field(default_factory=list)

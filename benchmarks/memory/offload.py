@@ -1,5 +1,6 @@
-"""The same model in the same memory control group, page cache included: TPI, and transformers with accelerate's
-`disk_offload`. The child (`python -m benchmarks.memory.offload MODEL FOLDER TOKENS`) is the second one.
+"""TPI against transformers with accelerate's `disk_offload`, in one memory control group, page cache included.
+
+The child process (`python -m benchmarks.memory.offload MODEL FOLDER TOKENS`) runs transformers.
 """
 
 import json
@@ -73,7 +74,7 @@ def group(limit: int) -> Iterator[tuple[str, ...]]:
 def run_in_group(limit: int, command: Sequence[str]) -> tuple[dict[str, Any] | str, float]:
     """Run `command` in a memory control group of `limit` bytes.
 
-    Returns its last line as JSON, or a description of its failure; and the largest MiB that the group held.
+    Return the command's last line as JSON, or a description of its failure; and the most MiB that the group held.
     """
     with group(limit) as folders:
         environment = os.environ | {"GROUPS_TO_JOIN": " ".join(folders)}
@@ -87,7 +88,7 @@ def run_in_group(limit: int, command: Sequence[str]) -> tuple[dict[str, Any] | s
 
 
 def _drop_cache(folder: Path) -> None:
-    """Drop these files from the kernel's page cache."""
+    """Drop the files of `folder` from the kernel's page cache."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

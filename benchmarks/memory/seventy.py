@@ -1,7 +1,8 @@
 """The Llama-2-70B shape on eight nodes of this machine with 500 MiB each.
 
 All layers are one random layer in 4 bits: a pack stores equal blocks once, so it takes 1 GB of disk. At run time each
-layer is a block of its own: what does not fit into memory is read from disk again for every layer of every token.
+layer is a block of its own. Weights that do not fit into memory are read from disk again for every layer of every
+token.
 """
 
 import json

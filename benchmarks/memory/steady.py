@@ -1,4 +1,4 @@
-"""Does a node wait for its disk? Predicted and measured, on SmolLM2 with emulated disks and links."""
+"""Waits of a node for its disk, predicted and measured, on SmolLM2 with emulated disks and links."""
 
 from collections.abc import Iterator
 

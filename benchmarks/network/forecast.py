@@ -26,13 +26,13 @@ AUTO = "auto"
 
 
 def task(model: str, memory: int, context: int, layouts: dict[str, Sequence[tuple[int, int, Sequence[int]]]]) -> str:
-    """Return the argument of this program.
+    """Return the TASK argument of this program, as JSON.
 
     Args:
         model: the model.
-        memory: bytes of the first device.
-        context: tokens.
-        layouts: by name, the first layer, the one after the last, and the ranks of each stage.
+        memory: bytes of memory of the first device.
+        context: length of the context in tokens.
+        layouts: by name, for each stage the first layer, the layer after the last, and the ranks.
     """
     return json.dumps({"model": model, "memory": memory, "context": context, "layouts": layouts})
 

@@ -39,7 +39,7 @@ class Plan:
 
 
 class Contender(Protocol):
-    """A collective, or the baseline, to measure."""
+    """The protocol of a collective, or of the baseline, to measure."""
 
     def allreduce(self, partial: F32) -> F32:
         """Return the sum of all partials."""
@@ -58,7 +58,7 @@ class GroupNode:
         self._routers: dict[str, Socket] = {}
 
     def bind(self) -> dict[str, int]:
-        """Listen and return the ports by contender; none on the master."""
+        """Listen, and return the ports by contender; the master returns no ports."""
         if self.rank == 0:
             return {}
         host = self.hosts[self.rank]

@@ -1,4 +1,4 @@
-"""Homes for benchmarks: emulated networks, with workers on all devices but the first, and `tpi bench` on that one."""
+"""Homes for benchmarks: emulated networks, with `tpi bench` on the first device and workers on all others."""
 
 import json
 import os
@@ -71,7 +71,7 @@ class Home:
 def home(topology: Topology, shaped: bool = True) -> Iterator[Home]:
     """Start an emulated home with workers.
 
-    Shards stay in the cache for the next home with as many devices.
+    Shards stay in the cache for the next home with the same number of devices.
 
     Args:
         shaped: measure the links before anything runs, and fail if they differ from `topology`.
@@ -87,10 +87,10 @@ def home(topology: Topology, shaped: bool = True) -> Iterator[Home]:
 
 
 def verify_patiently(bed: Testbed) -> None:
-    """Measure the links until all are as specified: a shared machine has minutes in which it cannot emulate a network.
+    """Measure the links until all are as specified, since a busy machine may fail to emulate a network for minutes.
 
     Raises:
-        TestbedError: if they still are not after two minutes.
+        TestbedError: if a link still differs after two minutes.
     """
     until = monotonic() + _QUIET_S
     while monotonic() < until:

@@ -29,7 +29,7 @@ from sleeping (`benchmarks/network/awake.py`).
 
 @dataclass(frozen=True)
 class Scene:
-    """One network: one-way milliseconds from device to device, Mbit/s."""
+    """One network: its one-way latency from device to device in milliseconds, and its Mbit/s."""
 
     latency_ms: float
     bandwidth_mbit: float
@@ -105,7 +105,7 @@ def _least(runs: Turns, name: str, figure: str) -> float:
 
 
 def ratio(runs: Turns, name: str, others: Sequence[str], figure: str) -> float:
-    """Return `name`'s figure over the least of `others`."""
+    """Return the least `figure` of the collective `name` over the least `figure` of `others`."""
     return _least(runs, name, figure) / min(_least(runs, other, figure) for other in others)
 
 
@@ -126,7 +126,7 @@ def _rows(runs: Turns) -> list[Row]:
 
 
 def _choice(runs: Turns) -> str:
-    """Name the collectives that auto chose; all of them if the choice changed between turns."""
+    """Name the collective that auto chose, or all that it chose if the choice changed between turns."""
     chosen = list(dict.fromkeys(run.chosen for run in runs["auto"]))
     return "auto: " + ", then ".join(f"{decode} and {prefill}" for decode, prefill in chosen)
 

@@ -1,4 +1,4 @@
-"""Six homes: what the planner chooses in each, against layouts by hand; predicted and measured times side by side."""
+"""Six homes: the planner's choice in each against layouts by hand, with predicted and measured times side by side."""
 
 import json
 import sys

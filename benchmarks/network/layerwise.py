@@ -1,7 +1,8 @@
 """The baseline of the TPI-LLM paper's figure 6: model parallelism. Each device computes some layers with all heads.
 
 One process per device (`python -m benchmarks.network.layerwise TASK`), TPI's blocks and kernels, hidden states over
-plain TCP from each device to the next. A token is with one device at a time, so that devices add memory, not speed.
+plain TCP from each device to the next. Only one device at a time computes a token, so more devices add memory, not
+speed.
 """
 
 import json
@@ -37,7 +38,7 @@ PORT = 9991  # port of a device that has a network namespace of its own
 
 @dataclass(frozen=True)
 class Task:
-    """The task of one device."""
+    """The settings of one device: the model, its format, the device's rank, all hosts, and the number of tokens."""
 
     model: str
     dtype: str

@@ -1,7 +1,7 @@
 """The baseline: a star allreduce over raw TCP sockets in Python, without the safeguards of a runtime.
 
-No framing, no fencing, no deadlines: blocking sockets, one `sendall` and mostly one `recv_into` per payload and worker,
-sums in rank order into a preallocated array.
+It has no framing, fencing or deadlines: blocking sockets, one `sendall` and mostly one `recv_into` per payload and
+worker, sums in rank order into a preallocated array.
 """
 
 import socket

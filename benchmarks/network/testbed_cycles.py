@@ -1,7 +1,7 @@
 """Repeated start and stop of a testbed, and a count of everything left behind.
 
-`python -m benchmarks.network.testbed_cycles [CYCLES]`. Counted over the whole machine, before and after: cgroup
-directories, processes, network namespaces that anything is in, and mounts. A TUN device exists only as long as
+`python -m benchmarks.network.testbed_cycles [CYCLES]`. It counts, on the whole machine before and after, cgroup
+directories, processes, network namespaces in use, and mounts. A TUN device exists only as long as
 its descriptor is open, so it is not counted separately.
 """
 

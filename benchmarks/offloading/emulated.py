@@ -22,7 +22,7 @@ _ANSWER = 10_000  # tokens; no run uses more
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a mean step on the emulated machine, and the share of them that each lane was busy."""
+    """The mean seconds of a step on the emulated machine, and the share of that time that each lane was busy."""
 
     seconds: float
     use: dict[str, float]
@@ -59,7 +59,7 @@ class EmulatedNode:
         return self._timed(lambda: all(request.made for request in waiting))
 
     def tokens(self, steps: int) -> StepTime:
-        """Return the mean of `steps` steps of one token per sequence."""
+        """Run `steps` steps of one token per sequence, and return their mean figures."""
         left = iter(range(steps))
         return self._timed(lambda: next(left, None) is None)
 

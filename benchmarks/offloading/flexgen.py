@@ -1,4 +1,4 @@
-"""FlexGen's schedule, to compare with: the device and all transfers are synchronised after every layer.
+"""FlexGen's schedule for comparison: the device and all transfers are synchronised after every layer.
 
 The schedule follows PIPO's figure 2. A layer begins by requesting the next layer's weights, which are loaded while it
 computes. When it has ended, it waits for the load and for all saves.
@@ -21,14 +21,14 @@ class Schedule:
         self._before: Hold | None = None
 
     def enter(self, hold: Hold) -> Bytes:
-        """Wait for all transfers, then free a place for the load of the next layer."""
+        """Wait for all transfers, then free a slot for the load of the next layer."""
         self._link.wait_idle()
         data = hold.__enter__()
         self._give_back()
         return data
 
     def leave(self, hold: Hold) -> None:
-        """Keep `hold` until the next layer begins, and release its place then."""
+        """Keep `hold` until the next layer begins, then release its slot."""
         self._before = hold
 
     def _give_back(self) -> None:

@@ -90,7 +90,7 @@ def _gain(point: Point) -> float:
 def _allowed(node: EmulatedNode) -> float:
     """Return the time of FlexGen's schedule divided by that of TPI's, on the exact timeline.
 
-    In FlexGen's schedule each block takes the longer of its compute and the next block's load.
+    In FlexGen's schedule each block takes its computing time or the next block's load time, whichever is longer.
     """
     machine, plan = node.emulation.machine, node.plan
     sizes = [round_up(plan.pieces[number].nbytes) for number in plan.streamed_pieces]

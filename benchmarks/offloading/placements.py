@@ -1,4 +1,4 @@
-"""The planner's predictions for placements, against the emulated accelerator: whether their order is right."""
+"""A check that the planner's predictions put placements in the order measured on the emulated accelerator."""
 
 from dataclasses import dataclass, replace
 from itertools import combinations

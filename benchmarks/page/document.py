@@ -1,4 +1,7 @@
-"""docs/benchmarks.md and its plots, rendered from the results that are saved. Figures live in the JSON files alone."""
+"""docs/benchmarks.md and its plots, rendered from the results that are saved.
+
+Figures are stored only in the JSON files.
+"""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -38,7 +41,7 @@ class Section:
 
     @classmethod
     def of(cls, history: History) -> "Section":
-        """Make the section of all known runs."""
+        """Return the section for the runs in `history`."""
         measures = BENCHMARKS[history.name].measures
         runs = shown(history.runs, digest(measures))
         return cls(history.name, runs, typical(runs), _age(runs[-1], measures))

@@ -1,4 +1,4 @@
-"""Summary of the page: promises, which of them are kept, and which are not."""
+"""Summary of the page: the kept and the broken promises."""
 
 from collections.abc import Sequence
 
@@ -52,7 +52,7 @@ def _rows(sections: Sequence[tuple[Result, str]]) -> list[Row]:
 
 
 def _closest(checks: Sequence[Check]) -> str:
-    """Describe the check with the least room, as a share of its bound: a broken one if there is any."""
+    """Describe the check that is closest to its bound, as a share of the bound: a broken check if there is any."""
     if not checks:
         return "no promise"
     least = min(checks, key=_room)

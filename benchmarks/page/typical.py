@@ -13,8 +13,8 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 def shown(runs: Sequence[Run], code: str) -> list[Run]:
     """Return the runs that the page shows.
 
-    These are all runs of the present code (its digest `code`) on the machine of the last such run, or else only the
-    last run.
+    These are all runs of the present code (whose digest is `code`) on the machine of the last such run. If no run has
+    this code, only the last run is shown.
     """
     present = [run for run in runs if run.code and run.code == code]
     last = (present or runs)[-1]
@@ -55,9 +55,9 @@ def _row(rows: Sequence[Row]) -> Row:
 
 
 def _cell(cells: Sequence[Cell]) -> Cell:
-    """Return the median of the cells.
+    """Return the median of the cells of one place in the tables of several runs.
 
-    For texts that differ only in numbers, each number becomes its median. Any other text is the last one.
+    For texts that differ only in numbers, each number becomes its median. For other texts, return the last one.
     """
     last = cells[-1]
     if isinstance(last, str):

@@ -1,6 +1,6 @@
 """Pauses of an answer while a long prompt is prefilled at the same time. Every step gives the answer a token.
 
-Measured on the engine, without the server: a piece of text may hold several tokens, so it says little of single steps.
+The engine is measured without the server: a piece of text may hold several tokens, so it does not show single steps.
 Times are the process's CPU time, so other load on the machine does not count.
 """
 

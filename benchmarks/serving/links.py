@@ -1,4 +1,4 @@
-"""Several streams at once over links of 5 ms. Answers of one batch share their sums.
+"""Several streams at once over links of 5 ms. All answers of a batch share one sum per block.
 
 `python -m benchmarks.serving.links` is the part that runs on a home's first device, where TPI_WORKERS names the others.
 """

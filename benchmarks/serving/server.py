@@ -23,7 +23,7 @@ CHAT = "/v1/chat/completions"
 
 @dataclass
 class Heard:
-    """One stream: when each piece of text came (`perf_counter` seconds), its usage, how it ended."""
+    """One stream: the time of each piece of text (`perf_counter` seconds), its usage, and its end."""
 
     begun: float
     times: list[float] = field(default_factory=list)

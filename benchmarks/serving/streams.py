@@ -67,7 +67,7 @@ def stream_rates(server: Running, tokens: int) -> dict[int, float]:
 
 
 def stream_rows(rates: dict[int, float]) -> list[Row]:
-    """Make a row of each number of streams."""
+    """Return a row of the table for each number of streams."""
     return [{"streams": count, "tok/s": rate, "against one": rate / rates[1]} for count, rate in rates.items()]
 
 

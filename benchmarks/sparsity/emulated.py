@@ -43,7 +43,7 @@ PROMPT = [60, 61, 62, 63]
 
 @dataclass(frozen=True)
 class SparseSteps:
-    """Seconds of a mean token on the emulated machine, and neuron counts of the same steps.
+    """The mean seconds of a token on the emulated machine, and neuron counts of the same steps.
 
     `tokens` are all tokens generated since the prompt.
     """
@@ -59,7 +59,7 @@ class SparseSteps:
 
     @property
     def here_time(self) -> float:
-        """The CPU's share of the time that both computed neurons in."""
+        """The CPU's share of the time in which CPU and accelerator computed neurons."""
         both = self.figures.cpu_seconds + self.figures.accelerator_seconds
         return self.figures.cpu_seconds / both if both else 1.0
 
@@ -77,7 +77,7 @@ class SparseNode:
             engine.step()
 
     def run(self, steps: int) -> SparseSteps:
-        """Return the mean of `steps` steps of one token."""
+        """Run `steps` steps of one token each, and return their mean figures."""
         before = self._figures()
         began = time.perf_counter()
         for _ in range(steps):

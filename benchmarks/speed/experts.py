@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed.experts [--threads N] [--rounds N] [--json]
 
-One token passes a chain of blocks, as in decoding: norm, router, the experts it chose. The dense chain has as many
+One token passes a chain of blocks, as in decoding: norm, router, the chosen experts. The dense chain has as many
 neurons as a token's experts together. Blocks rotate, so that no cache serves their weights.
 """
 

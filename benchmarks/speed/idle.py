@@ -67,7 +67,7 @@ class Chat:
         self.ask()
 
     def _prompted(self, after: bytes) -> bool:
-        """Return True if the command asks for a line after it has shown `after`."""
+        """Return True if the chat shows `after` and then asks for a line."""
         ends, seen = time.monotonic() + _PATIENCE_S, b""
         while time.monotonic() < ends and self.process.poll() is None:
             if select.select([self._terminal], [], [], 0.5)[0]:

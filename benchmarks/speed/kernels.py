@@ -45,7 +45,7 @@ class Figure:
 
 
 class Pool:
-    """A buffer of bytes that are small weights in every format; each call of `take` returns the next ones."""
+    """A buffer of bytes that are small weights in every format; each call of `take` returns the next bytes."""
 
     def __init__(self) -> None:
         # no byte above 0x21: an f16 scale of any two of them is small and finite
@@ -76,7 +76,7 @@ def interleave(pool: Pool, cases: dict[str, Case], rounds: int) -> dict[str, lis
 
 
 def figure(name: str, amount: float, seconds: list[float], unit: str) -> Figure:
-    """Make a figure of `amount` per second."""
+    """Return a figure of `amount` per second."""
     return Figure(name, amount / float(np.median(seconds)), amount / min(seconds), unit)
 
 

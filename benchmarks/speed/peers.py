@@ -32,7 +32,7 @@ loading.
 
 @dataclass(frozen=True)
 class Metric:
-    """One column of the table: the turns that it covers, and the figure of a turn that it shows."""
+    """One column of the table: the turns that it covers, and the figure that it shows for a turn."""
 
     name: str
     work: tuple[int, int]

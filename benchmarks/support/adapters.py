@@ -79,7 +79,7 @@ def _bandwidths(products: list[dict[str, Any]]) -> Bars:
 
 
 def kernel_row(row: dict[str, Any]) -> Row:
-    """Make a row of a figure of `benchmarks.speed.kernels`."""
+    """Convert a figure of `benchmarks.speed.kernels` to a row of a table."""
     return {"case": row["name"], "median": float(row["value"]), "best": float(row["best"]), "unit": row["unit"]}
 
 

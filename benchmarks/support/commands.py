@@ -9,7 +9,7 @@ TPI = (sys.executable, "-m", "tpi.cli")
 
 
 def bench_process(model: str, *flags: str, context: int, prompt: int, generate: int) -> dict[str, Any]:
-    """Run `tpi bench --json` once with these numbers of tokens, and return its fields."""
+    """Run `tpi bench --json` once on `model` with the given numbers of tokens, and return its fields."""
     lengths = ["--prompt-tokens", str(prompt), "--gen-tokens", str(generate), "--repeat", "1"]
     command = [*TPI, "bench", "-m", model, "-c", str(context), *lengths, *flags, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

@@ -30,7 +30,7 @@ Generator = Callable[[Tokens, int], Iterator[int]]  # returns the requested numb
 
 @dataclass(frozen=True)
 class Spec:
-    """One engine: `kind` tpi, llama.cpp or transformers; `threads` per node; `local` workers next to TPI's master."""
+    """One engine: `kind` is tpi, llama.cpp or transformers; `threads` per node; TPI has `local` workers."""
 
     kind: str
     model: str

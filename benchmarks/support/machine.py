@@ -38,7 +38,7 @@ class Neighbours:
     def share(self) -> float:
         """Return the share of all processors' time that others took since this object was created.
 
-        A child counts as own once it has ended.
+        A child process does not count as another process once it has ended.
         """
         begun, busy, own = self._started
         others = (_busy_s() - busy) - (_own_s() - own)

@@ -29,7 +29,7 @@ TEXT_BYTES = 40_000  # of the held-out text, stored for tests
 class Trainee:
     """A model that can be trained: its recipe, where it is stored, and how it is measured afterwards.
 
-    `measured` is given the held-out ids and those of the text that is kept.
+    `measured` takes the held-out token ids and the token ids of the text that is kept.
     """
 
     build: Callable[[], Any]

@@ -21,12 +21,12 @@ def held_out(name: str) -> bool:
 
 
 def documents(held: bool) -> Iterator[str]:
-    """Yield the texts for training, or those held out of it; each is one file or one topic."""
+    """Yield the texts for training, or the held-out texts if `held`; each is one file or one topic."""
     return (text for _, text in named_documents(held))
 
 
 def named_documents(held: bool) -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of the documents for training, or of those held out."""
+    """Yield the names and texts of the documents for training, or of the held-out documents if `held`."""
     library = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(library.rglob("*.py")):
         name = path.relative_to(library).as_posix()

@@ -30,8 +30,8 @@ class LayerUse:
     Attributes:
         active: share of the neurons that a token activates.
         hot: share of the neurons that make 80% of all activations.
-        similar: of a token's active neurons those that the token before had, too.
-        always: recall of that many neurons if the most frequent ones are always taken.
+        similar: share of a token's active neurons that were active for the token before, too.
+        always: recall if the most frequently active neurons, the share `active` of all, are always taken.
         dead: share of the neurons that no token activates.
     """
 

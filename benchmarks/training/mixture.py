@@ -49,8 +49,9 @@ def weights(model: Any) -> dict[str, Any]:
 class Balanced:
     """Cross-entropy plus the family's own loss for uneven routing, with the weight in its config.
 
-    That loss is `experts * sum(share of tokens * mean probability)` over experts, of the tokens of all layers together
-    (Switch Transformers, equations 4 to 6, as transformers has it for OLMoE): `num_experts_per_tok` if all is even.
+    The family's loss is `experts * sum(share of tokens * mean probability)` over experts, for the tokens of all layers
+    together (Switch Transformers, equations 4 to 6, as in transformers' OLMoE). With even routing it is
+    `num_experts_per_tok`.
     """
 
     model: Any

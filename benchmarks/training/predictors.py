@@ -1,6 +1,6 @@
 """`python -m benchmarks.training.predictors`: train predictors for the trained model, and measure them on unseen text.
 
-The text is that of `benchmarks.training.unseen`. Each format of the pack and each look-ahead has its own predictors.
+The text comes from `benchmarks.training.unseen`. Each format of the pack and each look-ahead has its own predictors.
 With `--keep` the predictors, and the text on which they are measured, are stored with the tests' data.
 """
 
@@ -55,7 +55,7 @@ def trained(
 
 
 def rows(predictors: Iterable[Predictor], examples: Examples) -> list[dict[str, Any]]:
-    """Return, for each layer and for all, the recall and the number of chosen neurons for each active one."""
+    """Return the recall, and the number of chosen neurons per active neuron, of each layer and of all layers."""
     found, counts = [], []
     for one in predictors:
         of = examples[one.layer]

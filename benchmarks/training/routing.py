@@ -1,6 +1,6 @@
 """Measurements of the trained mixture: perplexity, the experts of each token, and predictions by the router before.
 
-All are computed by transformers in float32 from the 8-bit checkpoint.
+Transformers computes all measurements in float32 from the 8-bit checkpoint.
 """
 
 import json
@@ -25,10 +25,10 @@ class LayerRouting:
 
     Attributes:
         most: share of the tokens that choose the expert that is chosen most.
-        least: the same of the one that is chosen least.
-        again: of a token's experts those that the token before chose, too.
-        foretold: of a token's experts those that this layer's router names on the hidden states that come to the
-            experts of the layer before; nothing in the first layer.
+        least: share of the tokens that choose the expert that is chosen least.
+        again: share of a token's experts that the token before chose, too.
+        foretold: share of a token's experts that this layer's router chooses for the hidden states before the experts
+            of the layer before; None in the first layer.
     """
 
     most: float
@@ -41,7 +41,7 @@ class LayerRouting:
 class Routed:
     """Routing of a text: chosen experts `[tokens, layers, used]`, and predicted ones without the first layer.
 
-    `surprise` is the mean in nats.
+    `surprise` is the mean negative log probability of a token, in nats.
     """
 
     chosen: U16
@@ -62,7 +62,7 @@ class Routed:
 
 
 def shared(some: U16, others: U16) -> float:
-    """Return the share of `others`, `[tokens, used]`, that is among the same token's `some`."""
+    """Return the share of the experts in `others`, `[tokens, used]`, that the same token has in `some`."""
     return round(float((others[:, :, None] == some[:, None, :]).any(axis=2).mean()), 4)
 
 

@@ -1,6 +1,6 @@
 """The training loop: AdamW and a cosine schedule, for any objective.
 
-The default objective is ReGLU's: a penalty whose strength follows the share of active neurons.
+The default objective is for ReGLU: a penalty whose strength follows the share of active neurons.
 """
 
 import math
@@ -40,13 +40,11 @@ class Recipe:
 
     @property
     def all_steps(self) -> int:
-        """Steps of both parts."""
+        """Number of steps of both parts of the training."""
         return self.steps + self.narrow_steps
 
     def learning_rate(self, step: int) -> float:
-        """Return the learning rate: a linear warm-up, then a cosine to a twentieth; a second cosine for the second
-        part.
-        """
+        """Return the learning rate: a linear warm-up and a cosine to a twentieth; another cosine in the second part."""
         if step >= self.steps:
             done = (step - self.steps) / max(1, self.narrow_steps)
             return self.narrow_rate * (0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2)
@@ -60,13 +58,13 @@ class Recipe:
         return self.narrowness * max(0, step - self.steps + 1) / max(1, self.narrow_steps)
 
     def sought(self, step: int) -> float:
-        """Return the wanted share of active neurons at a step: from a half down, linearly in its logarithm."""
+        """Return the wanted share of active neurons at a step: it falls from a half, linearly in its logarithm."""
         done = min(1.0, step / (self.settled * self.steps))
         return float(math.exp((1 - done) * math.log(0.5) + done * math.log(self.active)))
 
 
 class Objective(Protocol):
-    """Objective that the steps of a run minimise."""
+    """The protocol of an objective that the steps of a run minimise."""
 
     def losses(self, batch: Any, progress: Progress) -> tuple[Any, Any]:
         """Return the surprise and the loss of `[sequences, length + 1]` ids, as two scalars of torch."""
@@ -79,7 +77,7 @@ Opener = Callable[[Any, Recipe], AbstractContextManager[Objective]]
 
 
 def surprise(logits: Any, batch: Any) -> Any:
-    """Return the mean of -log p of each sequence's ids but the first, in nats."""
+    """Return the mean of -log p of each sequence's ids except the first, in nats."""
     import torch
 
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())

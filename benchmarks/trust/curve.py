@@ -46,7 +46,7 @@ def sums(one: Group, values: int, count: int) -> float:
 
 
 def schedule() -> Iterator[tuple[bool, int, int]]:
-    """Yield the sums that both sides make in step: True with keys, numbers in a sum, and sums."""
+    """Yield the rounds that both sides compute together: (with keys, numbers in a sum, number of sums)."""
     for _ in range(ROUNDS):
         for keys in (False, True):
             for hidden, _ in SHAPES.values():
@@ -105,7 +105,7 @@ def measure() -> dict[tuple[bool, int], list[float]]:
 
 
 def rows(found: dict[tuple[bool, int], list[float]]) -> list[Row]:
-    """Make a row for a token and a row for a prompt of each model."""
+    """Return a row for a token and a row for a prompt of each model."""
     lines: list[Row] = []
     for model, (hidden, count) in SHAPES.items():
         for what, values, times in (("token", hidden, count), (f"{PREFILL_TOKENS} tokens", hidden * PREFILL_TOKENS, 1)):

@@ -34,7 +34,7 @@ def _told(name: str, found: Fuzzed) -> Fuzzed:
 
 
 def result(found: dict[str, Fuzzed]) -> Result:
-    """Make the section of the document."""
+    """Convert the findings to the result that the page shows."""
     rows: list[Row] = [
         {
             "reader": name,

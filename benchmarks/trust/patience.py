@@ -54,14 +54,14 @@ class Answered:
 
 @dataclass(frozen=True)
 class Patience:
-    """All answers, and the lines of the server's log that say that a worker was left out."""
+    """All answers, and the server's log lines about workers that were left out."""
 
     answers: Sequence[Answered]
     evictions: Sequence[str]
 
     @property
     def wrong(self) -> int:
-        """Answers that failed or that differ from the first one."""
+        """The answers that failed or that differ from the first answer."""
         return sum(one.status != 200 or one.text != self.answers[0].text for one in self.answers)
 
 
@@ -116,7 +116,7 @@ def _served(bed: Testbed, model: Path, addresses: str, log: Path) -> Iterator[st
 
 
 def _asked(bed: Testbed, url: str, minutes: float, every_s: float) -> Iterator[Answered]:
-    """Ask from the first device: only it reaches the server."""
+    """Run the client on the first device, which alone reaches the server, and yield its answers."""
     command = [*_COMMAND, "benchmarks.trust.patience", "--minutes", str(minutes), "--every", str(every_s), "--ask", url]
     with bed.popen("a", command, stdout=subprocess.PIPE, text=True) as process, _ended(process):
         assert process.stdout
@@ -143,7 +143,7 @@ def ask(url: str, minutes: float, every_s: float) -> Iterator[Answered]:
 
 
 def result(found: Patience, minutes: float) -> Result:
-    """Make the section of the document."""
+    """Convert the answers to the result that the page shows."""
     seconds = [one.seconds for one in found.answers]
     row = {
         "minutes": minutes,

@@ -30,8 +30,8 @@ _FULL, _QUICK = {"kill": 200, "freeze": 100}, {"kill": 6, "freeze": 3}
 def struck(session: Session, laptops: list[Laptop], seed: int, kind: str, said: list[float]) -> tuple[list[int], float]:
     """Strike a worker during an answer, then restore it; return the answer's tokens and its longest pause in seconds.
 
-    `said` holds the moments at which the master reported that it goes on without a worker. It is reduced to the delay
-    of the first report after the fault.
+    `said` holds the times at which the master reported that it goes on without a worker. The function replaces them by
+    the delay of the first report after the fault.
     """
     with striking(kind, laptops, seed, LENGTH) as (strike, heard):
         spoken = speak(session, PROMPT, LENGTH, heard)
@@ -46,7 +46,7 @@ def struck(session: Session, laptops: list[Laptop], seed: int, kind: str, said: 
 def measure(root: Path, counts: dict[str, int]) -> tuple[dict[str, Recoveries], list[str]]:
     """Measure the recoveries by kind of fault, and answers without a fault.
 
-    Returns also a sentence for each answer that lost or changed a token.
+    Also return a message for each answer that lost or changed a token.
     """
     model = make_model("llama", root / "model")
     found, changed = {kind: Recoveries() for kind in ("none", *counts)}, list[str]()
@@ -86,7 +86,7 @@ def bench(quick: bool) -> Result:
 
 
 def result(found: dict[str, Recoveries], changed: list[str]) -> Result:
-    """Make the section of the document."""
+    """Convert the recoveries to the result that the page shows."""
     whole = Check("answers with a token lost, repeated or changed", len(changed), 0, within=0)
     return Result("Recovery", NOTES, [Table("", rows(found))], [whole, *checks(found)])
 

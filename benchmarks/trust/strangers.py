@@ -104,9 +104,7 @@ def part(bed: Testbed, root: Path, device: str, *words: str) -> Iterator[Part]:
 
 
 def measure(root: Path, rounds: int) -> tuple[list[float], int]:
-    """Return the ratio of the speed during connections to the speed without, by round, and the worker's growth in
-    bytes.
-    """
+    """Return the ratio of the speed during connections to that without, by round, and the worker's growth in bytes."""
     for name in ("model", "a", "b"):
         (root / name).mkdir()
     make_model("llama", root / "model")

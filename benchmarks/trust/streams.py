@@ -75,7 +75,7 @@ def _kind(target: Path) -> str:
 
 @dataclass
 class Struck:
-    """Recoveries by kind of fault, sentences on streams that changed, and sentences on resources left behind."""
+    """Recoveries by kind of fault, messages about changed streams, and messages about resources left behind."""
 
     found: dict[str, Recoveries]
     changed: list[str]
@@ -151,7 +151,7 @@ def _tokens(line: str) -> list[str]:
 
 
 def measure(root: Path, counts: dict[str, int]) -> Struck:
-    """Strike workers again and again, under eight streams. `root` is an empty folder."""
+    """Strike workers repeatedly under eight streams, and return the results. `root` is an empty folder."""
     (root / "model").mkdir()
     model = make_model("llama", root / "model")
     found, changed = {kind: Recoveries() for kind in ("none", *counts)}, list[str]()
@@ -173,7 +173,7 @@ def measure(root: Path, counts: dict[str, int]) -> Struck:
 def _strike(
     server: Server, laptops: list[Laptop], which: tuple[str, int], wanted: list[Heard], into: Recoveries
 ) -> list[str]:
-    """Make one fault under eight streams, and restore all workers; return what was wrong with the streams."""
+    """Make one fault under eight streams, and restore all workers; return a message for each wrong stream."""
     kind, seed = which
     with striking(kind, laptops, seed, STREAMS * LENGTH) as (strike, at):
         heard = together(server.url, at)
@@ -227,7 +227,7 @@ def _kept(path: Path) -> bool:
 
 
 def result(struck: Struck) -> Result:
-    """Make the section of the document."""
+    """Convert `struck` to the result that the page shows."""
     own = [
         Check("streams with a token lost, repeated or changed", len(struck.changed), 0, within=0),
         Check("pages, descriptors, threads, files and processes left", len(struck.left), 0, within=0),
@@ -242,7 +242,7 @@ def bench(quick: bool) -> Result:
 
 
 def main() -> None:
-    """Print the table, and what was wrong."""
+    """Print the table, and the messages about changed streams and leftovers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=_FULL["kill"])
     parser.add_argument("--freezes", type=int, default=_FULL["freeze"])

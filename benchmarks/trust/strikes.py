@@ -36,10 +36,9 @@ class Strike:
 
 @dataclass
 class Recoveries:
-    """Recoveries from one kind of fault: the longest pause of each answer, and the delays until faults were noticed, in
-    seconds.
+    """Recoveries from one kind of fault: the longest pause of each answer, and the delays until notice, in seconds.
 
-    `missed` counts the faults after an answer's last token; they have neither a pause nor a delay.
+    `missed` counts the faults after an answer's last token, which have neither a pause nor a delay.
     """
 
     pauses: list[float] = field(default_factory=list)

@@ -214,7 +214,7 @@ class _Model:
         return HomeSplit(self.members, dealt, compute, exchange, max(0.0, loading - compute - exchange))
 
     def _loading(self, node: int, units: Sequence[int]) -> float:
-        """Return the seconds that a node's disk takes to read a token's part of the weights that do not fit into memory."""
+        """Return the seconds in which a node's disk reads a token's part of the weights beyond its memory."""
         rank = self.members[node]
         held = list(zip(units, self.problem.kinds, strict=True))
         excess = sum(count * (each.nbytes + each.kv_bytes) for count, each in held) - self._room(rank) * _UNIT

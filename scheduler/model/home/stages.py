@@ -10,7 +10,7 @@ A step of r tokens takes in each stage
     hop       the hidden states' way from the stage before, or from the master
 
 and the way back to the master. Several streams, or the chunks of a prompt, are in different stages at once, so that
-the slowest stage decides (links.md, section 7; PipeInfer, 2024).
+the slowest stage decides (PipeInfer, 2024).
 """
 
 from collections.abc import Callable

@@ -38,10 +38,10 @@ class NodeFlags:
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """A machine and the memory that may be used; `told` is a phrase that says where its figures come from."""
+    """A machine and the memory that may be used; `origin` is a phrase that says where its figures come from."""
 
     machine: NodeMachine
-    told: str
+    origin: str
 
 
 def planned_node(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNode:
@@ -67,7 +67,7 @@ def _node(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNode:
     return _measured(flags, cache, files)
 
 
-def _roomy(machine: NodeMachine, told: str, asked: int | None) -> PlannedNode:
+def _roomy(machine: NodeMachine, origin: str, asked: int | None) -> PlannedNode:
     """Return a described machine, less the memory that the system and other programs need.
 
     Raises:
@@ -76,7 +76,7 @@ def _roomy(machine: NodeMachine, told: str, asked: int | None) -> PlannedNode:
     if asked is not None and asked > machine.memory:
         have = machine.memory // _MIB
         raise PlanError(f"--memory {asked // _MIB}MiB is beyond what this machine has; give at most {have}MiB")
-    return PlannedNode(replace(machine, memory=less_margin(machine.memory)), told)
+    return PlannedNode(replace(machine, memory=less_margin(machine.memory)), origin)
 
 
 def _measured(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNode:

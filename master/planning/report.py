@@ -133,7 +133,7 @@ class PlanReport:
         offload = self.chosen.offload
         return {
             "machine": asdict(self.node.machine) | {"bus": _finite(self.node.machine.bus)},
-            "measured": self.node.told,
+            "measured": self.node.origin,
             "pipeline": offload.pipeline,
             "cards": list(offload.cards),
             "kv": offload.kv,

@@ -61,7 +61,7 @@ def _heading(report: PlanReport) -> Iterator[str]:
     if (mixture := shape.config.mixture) is not None:
         read = _size(round(problem.work.touched(1)))
         yield f"a token passes {mixture.used} of {mixture.experts} experts of a layer, and reads {read} of weights"
-    yield f"{_machine(problem.machine)}; {report.node.told}"
+    yield f"{_machine(problem.machine)}; {report.node.origin}"
 
 
 def _machine(machine: NodeMachine) -> str:

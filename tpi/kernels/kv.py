@@ -57,9 +57,9 @@ def pages_for(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class KvPages:
-    """The pages of some layers of one node; `blocks` is their number.
+    """The pages of some layers of one node; `count` is their number in each layer.
 
-    `keys[layer]` and `values[layer]` are arrays `[blocks, kv_heads, PAGE_TOKENS, vector]`. Their element type tells the
+    `keys[layer]` and `values[layer]` are arrays `[count, kv_heads, PAGE_TOKENS, vector]`. Their element type tells the
     format:
 
     - float32 and float16: a vector is its `head_dim` values;
@@ -71,7 +71,7 @@ class KvPages:
     The operating system zeroes pages when they are first touched, so pages that are never used cost nothing.
     """
 
-    blocks: int
+    count: int
     keys: dict[int, KvArray] = field(repr=False)
     values: dict[int, KvArray] = field(repr=False)
 
@@ -79,38 +79,38 @@ class KvPages:
     def allocate(
         cls,
         layers: Iterable[int],
-        blocks: int,
+        count: int,
         kv_heads: int,
         head_dim: int,
         dtype: KvDtype,
         memory: Callable[[int], Bytes] | None = None,
     ) -> "KvPages":
-        """Return storage for `blocks` pages of `kv_heads` local heads.
+        """Return storage for `count` pages of `kv_heads` local heads.
 
         `memory(nbytes)` returns at least that many zeroed bytes; None allocates a numpy array.
         """
-        return cls.of_layers(dict.fromkeys(layers, (kv_heads, head_dim)), blocks, dtype, memory)
+        return cls.of_layers(dict.fromkeys(layers, (kv_heads, head_dim)), count, dtype, memory)
 
     @classmethod
     def of_layers(
         cls,
         heads: Mapping[int, tuple[int, int]],
-        blocks: int,
+        count: int,
         dtype: KvDtype,
         memory: Callable[[int], Bytes] | None = None,
     ) -> "KvPages":
-        """Return storage for `blocks` pages of each layer, whose numbers of KV heads and head sizes are `heads`."""
+        """Return storage for `count` pages of each layer, whose numbers of KV heads and head sizes are `heads`."""
         element = _ELEMENTS[dtype]
 
         def zeros(kv_heads: int, head_dim: int) -> KvArray:
-            shape = (blocks, kv_heads, PAGE_TOKENS, vector_bytes(head_dim, dtype) // element.itemsize)
+            shape = (count, kv_heads, PAGE_TOKENS, vector_bytes(head_dim, dtype) // element.itemsize)
             if memory is None:
                 return np.zeros(shape, element)
             nbytes = prod(shape) * element.itemsize
             return memory(nbytes)[:nbytes].view(element).reshape(shape)
 
         keys = {layer: zeros(*each) for layer, each in heads.items()}
-        return cls(blocks, keys, {layer: zeros(*each) for layer, each in heads.items()})
+        return cls(count, keys, {layer: zeros(*each) for layer, each in heads.items()})
 
     def hold(self, layer: int, batch: Batch) -> AbstractContextManager[tuple[KvArray, KvArray]]:
         """Return a context manager that yields a layer's keys and values for attention of `batch`.

@@ -23,7 +23,7 @@ _DETOUR = 4  # a link this many times as slow as the way over the master is not 
 
 @dataclass(frozen=True)
 class Home:
-    """Machines with their names, the user's own first, and the links between them; `told` says where they come from.
+    """Machines with their names, the user's own first, and the links between them; `origin` says where they come from.
 
     `machines` are without accelerators, which only compute batches; `cards` are the same machines with theirs.
     """
@@ -31,7 +31,7 @@ class Home:
     names: tuple[str, ...]
     machines: tuple[NodeMachine, ...]
     links: LinkTable
-    told: str
+    origin: str
     cards: tuple[NodeMachine, ...] = ()
 
     @property
@@ -51,7 +51,7 @@ class Home:
         """Return the same machines, each as fast as `machine` and with its accelerator, but with its own memory."""
         cards = tuple(replace(machine, memory=each.memory) for each in self.machines)
         hosts = tuple(replace(each, accelerator=None, more=()) for each in cards)
-        return replace(self, machines=hosts, cards=cards, told=f"{self.told}, each as described")
+        return replace(self, machines=hosts, cards=cards, origin=f"{self.origin}, each as described")
 
 
 def described_home(devices: str, link: str) -> Home:

@@ -22,7 +22,7 @@ def print_home(report: HomeReport) -> None:
     weights = _size(weight_bytes(shape))
     console.say(f"{shape.name} in {shape.dtype}: {shape.config.layers} layers, {weights} of weights")
     count = len(home.names)
-    console.say(f"{count} machine{'s' * (count > 1)}: {home.told}")
+    console.say(f"{count} machine{'s' * (count > 1)}: {home.origin}")
     kinds = [_UNITS[kind] for kind in _kinds(report)]
     columns = ("node", "layers", *kinds, "weights", "on disk", "KV", "memory")
     console.print(figures_table(*columns, rows=list(_nodes(report))))

@@ -47,6 +47,7 @@ class RunOptions:
     draft_memory: int = 0  # bytes of the master's memory that it takes; determined when it is loaded
     context: int | None = None
     parallel: int = 1  # requests to plan memory for, if there is enough: each a full context, or `usual`
+    streams: int = 1  # answers at once for which stages are chosen
     batched: int = 0  # most requests at once if accelerators batch them; 0: `parallel`
     usual: UsualRequest | None = None  # if all requests are known before the model is loaded
     memory: int | None = None

@@ -14,6 +14,7 @@ from tpi.errors import UsageError
 from tpi.flags import FiniteRange, ModelCommand, model_argument
 
 DEFAULT_PORT = 8080
+_PARALLEL = 4  # contexts for which memory is planned
 KEY_VARIABLE = "TPI_API_KEY"
 
 
@@ -44,10 +45,9 @@ KEY_VARIABLE = "TPI_API_KEY"
 )
 @click.option(
     "--parallel",
-    default=4,
-    show_default=True,
     type=click.IntRange(1, 256),
-    help="Number of full contexts to plan memory for, if it is available.",
+    help=f"Number of full contexts to plan memory for, if it is available (default: {_PARALLEL}), and of answers at "
+    "once for which stages are chosen (default: 1).",
 )
 @click.option(
     "--queue", default=256, show_default=True, type=click.IntRange(0, 10_000), help="Limit of waiting requests."
@@ -64,7 +64,7 @@ def serve(
     api_key: tuple[str, ...],
     share_prefixes: bool,
     alias: tuple[str, ...],
-    parallel: int,
+    parallel: int | None,
     queue: int,
     timeout: float,
     cors: tuple[str, ...],
@@ -87,7 +87,7 @@ def serve(
         raise UsageError(
             f"--host {host} can be reached from the network; set a key with --api-key, or listen at 127.0.0.1"
         )
-    placement = replace(RunOptions.from_flags(flags), parallel=parallel)
+    placement = replace(RunOptions.from_flags(flags), parallel=parallel or _PARALLEL, streams=parallel or 1)
     access = Access(keys, tuple(name.lower() for name in (host, *allow_host)), share_prefixes)
     limits = ServeLimits(answer_s=timeout, waiting=queue)
     names = tuple(dict.fromkeys(filter(None, alias))) or (Path(placement.model).name or placement.model,)

@@ -107,6 +107,7 @@ def _for_many(placement: RunOptions, asked: "BatchSource", parallel: int | None)
         placement,
         devices=replace(devices, offload=replace(devices.offload, unattended=True)),
         parallel=parallel or min(MOST_RUNNING, len(asked.lines)),
+        streams=min(parallel or MOST_RUNNING, len(asked.lines)),
         batched=parallel or min(_MOST, len(asked.lines)),
         usual=usual_request(asked),
     )

@@ -1,7 +1,7 @@
 """The default layout over machines of different speeds: the fastest one, which may leave some machines out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from master.deployment.deploy import master_memory, needs_one_stage, own_threads
 from master.deployment.planner import Split
@@ -11,23 +11,24 @@ from master.options import RunOptions
 from master.planning.home.asked import Neighbour, home_of_neighbours
 from master.planning.home.compared import ComparedLayouts, layout_words
 from master.planning.home.dealing import HomeModel
-from master.planning.home.forecast import best_forecast
+from master.planning.home.forecast import HomeForecast, best_forecast
 from master.planning.node import NodeFlags, planned_node
 from master.planning.problem import request_of
 from master.planning.shapes import ModelShape, model_shape
 from master.workers.cluster import Cluster
 from master.workers.places import WorkerId
 from master.workers.predictors import are_records
-from master.workers.survey import WorkerLinks
+from master.workers.survey import WorkerLinks, measure_disks
 from scheduler.model.home.layouts import evaluate
 from scheduler.model.home.stages import Layout, StageProblem
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
 from tpi.devices.host import open_host
-from tpi.errors import PlanError
+from tpi.errors import PlanError, TpiError
 from tpi.keys.policy import KeyPolicy
 from tpi.net.messages import StagePlan
-from tpi.progress import note, phase
+from tpi.progress import note, phase, warn
 from tpi.text import short_number, with_address
+from worker.measure.disk import own_disk
 from worker.measure.speed import machine_speed
 
 _STEADY = 1.15  # two measurements of the same machines and links differ by about so much
@@ -63,14 +64,14 @@ class PlannedSplit:
             return equal
         if len(layout.stages) > 1:
             names = ("master", *(one.name for one in known))
-            note(f"stages: {layout_words(layout, names)}; {short_number(1 / layout.seconds)} tok/s expected")
+            note(f"stages: {layout_words(layout, names)}; {self._speed(layout)} expected")
         return split_of(layout)
 
     def _steady(self, workers: Sequence[WorkerId], best: Layout) -> Layout:
         """Return the layout that these workers had before if it is at most `_STEADY` times as slow, else `best`."""
         names = _names(workers)
         now = self._now(workers, best.problem)
-        if now is not None and now.seconds <= _STEADY * best.seconds:
+        if now is not None and now.streams(self.options.streams) <= _STEADY * best.streams(self.options.streams):
             return self.used[names]
         self.used[names] = best
         return best
@@ -112,14 +113,18 @@ class PlannedSplit:
         Raises:
             PlanError: if nothing fits.
         """
+        return self.forecast(neighbours, drop).layout
+
+    def forecast(self, neighbours: Sequence[Neighbour], drop: bool = True) -> HomeForecast:
+        """Return the forecast for the layout that `layout` returns; raises the same error."""
         model = self._model(neighbours)
         several = self._several and not (model.home.cards and self.options.batched)
-        return best_forecast(model, drop, several).layout
+        return best_forecast(model, drop, several)
 
     def _model(self, neighbours: Sequence[Neighbour]) -> HomeModel:
         home = home_of_neighbours(self.own, neighbours, self.links)
         request = request_of(self.shape.config, None, None, 1, self.options.context)
-        return HomeModel(self.shape, home, request, self.options.kv_dtype)
+        return HomeModel(self.shape, home, request, self.options.kv_dtype, self.options.streams)
 
     @property
     def _several(self) -> bool:
@@ -133,8 +138,9 @@ class PlannedSplit:
         both = [other for at, other in enumerate(known, 1) if at in best.members or at == rank]
         slower = self._rate(both)
         slower = f", {slower} with it" if slower else ""
-        rate = short_number(1 / best.seconds)
-        return f"{rate} tok/s expected without it{slower} ({one.link.words()} away); --split equal uses every node"
+        return (
+            f"{self._speed(best)} expected without it{slower} ({one.link.words()} away); --split equal uses every node"
+        )
 
     def note(self, best: Layout, known: Sequence[Neighbour]) -> str:
         """Return a sentence on the nodes that the best layout leaves out, with the speeds; empty if there are none."""
@@ -143,15 +149,20 @@ class PlannedSplit:
             return ""
         slower = self._rate(known)
         slower = f" ({slower} with all)" if slower else ""
-        rate = short_number(1 / best.seconds)
-        return f"{rate} tok/s expected without {', '.join(out)}{slower}: left out; --split equal uses every node"
+        return f"{self._speed(best)} expected without {', '.join(out)}{slower}: left out; --split equal uses every node"
 
     def _rate(self, known: Sequence[Neighbour]) -> str:
         """Return the tokens per second with all of these; empty if nothing fits."""
         try:
-            return short_number(1 / self.layout(known, drop=False).seconds)
+            return short_number(1 / self.layout(known, drop=False).streams(self.options.streams))
         except PlanError:
             return ""
+
+    def _speed(self, layout: Layout) -> str:
+        """Return the tokens per second of a layout in words: of the number of answers for which it was chosen."""
+        count = self.options.streams
+        together = f" with {count} answers at once" if count > 1 else ""
+        return f"{short_number(1 / layout.streams(count))} tok/s{together}"
 
 
 def _names(workers: Sequence[WorkerId]) -> tuple[bytes | str, ...]:
@@ -205,13 +216,34 @@ def plan_split(options: RunOptions, measured: MeasuredWorkers) -> FirstSplit | N
     links.survey_at({one.address: one.end for one in neighbours})
     sharing = PlannedSplit(shape, own, measured, options, links)
     try:
-        best = sharing.layout(neighbours, drop=not options.keep_workers)
+        ahead = sharing.forecast(neighbours, drop=not options.keep_workers)
+        if ahead.reads and (measured_now := _with_disks(options, sharing, neighbours)):
+            sharing, neighbours = measured_now
+            ahead = sharing.forecast(neighbours, drop=not options.keep_workers)
     except PlanError:  # the same error is raised with the node's name when weights are assigned
         return None
+    best = ahead.layout
     used = [neighbours[rank - 1] for rank in best.members if rank]
     left_out = tuple(one.id for one in neighbours if one not in used)
     addresses, names = tuple(one.address for one in used), tuple(one.name for one in used)
     return FirstSplit(sharing, addresses, names, left_out, sharing.note(best, neighbours))
+
+
+def _with_disks(
+    options: RunOptions, sharing: PlannedSplit, neighbours: Sequence[Neighbour]
+) -> tuple[PlannedSplit, list[Neighbour]] | None:
+    """Return the same with all disks measured; None if they were, or if a worker does not answer any more."""
+    unknown = [one.address for one in neighbours if not one.disk_known]
+    rate, before = own_disk(options.cache), sharing.own.disk
+    own = replace(sharing.own, disk=DiskRate(rate) if rate else before)
+    if unknown:
+        try:
+            measure_disks(unknown, KeyPolicy(locked=options.keys))
+        except TpiError as error:
+            warn(f"the disks of workers were not measured: {error}")
+        neighbours = sharing.measured.ask(options.workers)
+    same = not unknown and own.disk == before
+    return None if same or not neighbours else (replace(sharing, own=own), list(neighbours))
 
 
 def split_later(options: RunOptions, measured: MeasuredWorkers) -> PlannedSplit:

@@ -18,6 +18,7 @@ from master.planning.problem import planning_case, request_of
 from master.planning.refusals import refuse_idle, refuse_pipeline
 from master.planning.report import PlanReport
 from master.planning.shapes import ModelShape, model_shape
+from master.workers.survey import measure_disks
 from scheduler.model.home.problem import HomeSplit
 from scheduler.model.home.solve import best_split
 from scheduler.model.machine import EXAMPLE, NodeMachine
@@ -27,6 +28,7 @@ from tpi.devices.options import OffloadOptions, check_several
 from tpi.errors import PlanError, UsageError
 from tpi.flags import ModelCommand, model_argument
 from tpi.kernels.kv import KV_DTYPES
+from tpi.keys.policy import KeyPolicy
 from tpi.paths import DIRECTORY, PATH
 from tpi.progress import warn
 from tpi.system.private import private
@@ -189,20 +191,31 @@ def _files(cache: Path) -> list[Path]:
     return sorted((cache / "packs").glob("*/*.safetensors"))
 
 
-def _plan_home(home: Home, model: str, dtype: str, as_json: bool, cache: Path, flags: dict[str, Any]) -> None:
-    """Report what each machine of a home would hold of the model, and how fast it would be."""
+def _plan_home(
+    home: Home, model: str, dtype: str, as_json: bool, cache: Path, flags: dict[str, Any], measured: bool = False
+) -> None:
+    """Report what each machine of a home would hold of the model, and how fast it would be.
+
+    If workers would read from disks that they have not measured, they do so first, unless they were asked (`measured`).
+    """
     home = home.without_bytes(_draft_bytes(home.machines[0], cache, flags))
     room = sum(machine.memory for machine in home.machines)
     shape = model_shape(model, dtype, cache, room, len(home.machines))
     home = replace(home, cards=()) if shape.config.host_only else home
     _refuse_draft(shape, bool(home.cards), flags)
     staged = flags["stages"] not in (AUTO, ONE)
-    asked = HomeModel(shape, home, _request(shape, flags), flags["kv_dtype"])
+    asked = HomeModel(shape, home, _request(shape, flags), flags["kv_dtype"], flags["batch"])
     left = (several_cards(machine) for machine in home.batching)
     if flags["batch"] > 1 and (why := next(filter(None, (_without_batches(shape.config), *left)), "")):
         raise PlanError(why)
     batched = flags["batch"] > 1 and not staged
     report = None if home.cards and batched else _home_report(asked, not flags["workers"], flags["stages"])
+    if report and report.ahead.reads and home.unknown_disks and not measured:
+        measure_disks(home.unknown_disks, KeyPolicy(locked=not flags["no_keys"]))
+        again = home_of({**flags, "remeasure": False}, _node_flags(flags), cache, _files(cache))
+        assert again is not None
+        _plan_home(again, model, dtype, as_json, cache, flags, measured=True)
+        return
     batch = GroupBatchReport.of(asked, _dealt(asked)) if batched else None
     if as_json:
         fields = report.fields() if report else {}

@@ -25,7 +25,7 @@ from tpi.errors import NodeError, NodeInUse, NodeLost, TpiError
 from tpi.net.codec import encode
 from tpi.net.fields import WindowState
 from tpi.net.messages import Abort, Assign, Hello, PeerAddress, Ready, Step
-from tpi.net.questions import AskLink, AskSpans, AskStats, Spans, Stats
+from tpi.net.questions import AskDisk, AskLink, AskSpans, AskStats, Spans, Stats
 from tpi.net.sockets import Net
 from tpi.progress import Progress, silent
 from tpi.system.clocks import Awake, since_boot
@@ -337,12 +337,12 @@ class Cluster:
         self.recruits.tend(now)
         return any(worker.heartbeats.link.awaited(now) for worker in (*self.workers, *self.recruits.called))
 
-    def ask(self, question: AskLink | AskStats | AskSpans, *workers: RemoteWorker) -> None:
+    def ask(self, question: AskDisk | AskLink | AskStats | AskSpans, *workers: RemoteWorker) -> None:
         """Send a question to some workers, and drop their last answers."""
         with self._keeper.lock:
             self._need()
             for worker in workers:
-                worker.stats = worker.spans = worker.link = None
+                worker.stats = worker.spans = worker.link = worker.disk = None
                 worker.send(question)
 
     def _pump(self, milliseconds: int) -> None:

@@ -27,7 +27,7 @@ from tpi.net.messages import (
     master_identity,
 )
 from tpi.net.monitor import drop_incoming
-from tpi.net.questions import Echo, MeasuredLink, Spans, Stats
+from tpi.net.questions import Echo, MeasuredDisk, MeasuredLink, Spans, Stats
 from tpi.net.sockets import WEIGHTS, Net, split_address
 from tpi.system.clocks import since_boot
 from tpi.text import SENTENCE_CHARACTERS, plain, with_address
@@ -55,6 +55,7 @@ class RemoteWorker:
         self.stats: Stats | None = None
         self.spans: Spans | None = None
         self.link: MeasuredLink | None = None
+        self.disk: MeasuredDisk | None = None
         self.feeder: WeightServer | None = None
         self.heartbeats = HeartbeatState()
         self.dropped = 0
@@ -265,6 +266,8 @@ class RemoteWorker:
             self.stats = message
         elif isinstance(message, MeasuredLink):
             self.link = message
+        elif isinstance(message, MeasuredDisk):
+            self.disk = message
         elif isinstance(message, Spans):
             self.spans = replace(message, names=tuple(map(plain, message.names)))
         elif isinstance(message, Failure):

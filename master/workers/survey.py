@@ -19,7 +19,7 @@ from master.workers.asking import ask
 from master.workers.cluster import Cluster
 from tpi.errors import NodeError, TpiError
 from tpi.keys.policy import KeyPolicy, leaves_machine
-from tpi.net.questions import AskLink, MeasuredLink
+from tpi.net.questions import AskDisk, AskLink, MeasuredLink
 from tpi.net.sockets import Net, split_address
 from tpi.progress import phase, warn
 from tpi.topology.links import Link
@@ -27,6 +27,7 @@ from worker.measure.link import REACH_S
 
 _MOST_S = 5.0  # after which no further measurement begins; only pairs that do not connect take so long
 _ANSWER_S = 2.0  # for an answer, in addition to the time of the measurement
+_DISK_S = 20.0  # for the measurement of a disk; a slow one takes ten seconds for the file that is read
 _FREE_S = 2.0  # for workers to notice that they were released
 
 
@@ -108,6 +109,26 @@ class WorkerLinks:
             for a, b in _pairs(len(ends))
             if (a, b) not in known and frozenset((ends[a], ends[b])) not in self._found
         ]
+
+
+def measure_disks(addresses: Sequence[str], policy: KeyPolicy | None = None) -> None:
+    """Have the workers at `addresses` measure their disks, at the same time, which takes about three seconds.
+
+    From then on they report the speed when they are asked for their condition. Those that serve another master are left
+    out; `policy` has the keys for connections (None: the user's).
+
+    Raises:
+        TpiError: if the workers cannot be called.
+    """
+    with (
+        phase("measuring the disks of the workers"),
+        suppress(_LateError),
+        Cluster.connect(addresses, Net(policy=policy), without=lambda error: None) as cluster,
+    ):
+        for worker in cluster.workers:
+            cluster.ask(AskDisk(cluster.session, worker.epoch), worker)
+        cluster.wait(lambda: all(one.disk for one in cluster.workers), _DISK_S, _LateError)
+    _await_release(addresses, policy)
 
 
 def measure(cluster: Cluster, wanted: Sequence[Pair]) -> dict[Pair, Link | None]:

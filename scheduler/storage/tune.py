@@ -79,7 +79,7 @@ def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
     extents = [Extent(path, 0, path.stat().st_size // PAGE * PAGE) for path in present]
     record = cache / "disks.json"
     with _one_at_a_time(record.with_suffix(".lock")):
-        known, key = _load(record), f"{present[0].stat().st_dev} {_boot()}" if present else ""
+        known, key = _load(record), _key(present[0]) if present else ""
         if key not in known or not known[key].reliable:
             if sum(extent.nbytes for extent in extents) < _LEAST:
                 return DiskSpeed()
@@ -92,7 +92,7 @@ def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
 def known_speed(path: Path, cache: Path) -> float:
     """Return the speed of the disk that holds `path`, in bytes per second, from `cache`/disks.json; 0 if unknown."""
     with suppress(OSError):
-        found = _load(cache / "disks.json").get(f"{path.stat().st_dev} {_boot()}")
+        found = _load(cache / "disks.json").get(_key(path))
         return found.bytes_per_second if found else 0.0
     return 0.0
 
@@ -103,7 +103,7 @@ def mark_doubted(files: Sequence[Path], cache: Path) -> None:
     present = [path for path in files if path.is_file()]
     with _one_at_a_time(record.with_suffix(".lock")):
         known = _load(record)
-        key = f"{present[0].stat().st_dev} {_boot()}" if present else ""
+        key = _key(present[0]) if present else ""
         if key in known:
             _save(record, known | {key: replace(known[key], doubted=True)})
 
@@ -181,6 +181,12 @@ def _one_at_a_time(lock: Path) -> Iterator[None]:
             make_private(lock.parent)
             fcntl.flock(stack.enter_context(open(lock, "wb", opener=private)), fcntl.LOCK_EX)
         yield
+
+
+def _key(path: Path) -> str:
+    """Return the key of the disk that holds `path`. In a testbed, each device has a speed of its own on one disk."""
+    device = "".join(f"{os.environ[name]} " for name in ("TPI_TESTBED", "TPI_DEVICE") if name in os.environ)
+    return f"{device}{path.stat().st_dev} {_boot()}"
 
 
 def _boot() -> str:

@@ -4,8 +4,9 @@ No message can carry text or token ids: prompts, tokens, the embedding and the h
 a master and its workers carry a random 64-bit `session` (one per run of a master), and most of them an `epoch` (one per
 plan), so that stale ones can be dropped. `tpi.net.transfers` has the messages of the weights plane.
 
-master -> worker: Inquiry, Echo, Join, AskLink, Assign, Step, Abort, AskStats, AskSpans, Alive, Bye
-worker -> master: Condition, Echo, Hello, Refuse, MeasuredLink, Ready, Heartbeat, Stats, Spans, Failure, Bye
+master -> worker: Inquiry, Echo, Join, AskLink, AskDisk, Assign, Step, Abort, AskStats, AskSpans, Alive, Bye
+worker -> master: Condition, Echo, Hello, Refuse, MeasuredLink, MeasuredDisk, Ready, Heartbeat, Stats, Spans,
+    Failure, Bye
 """
 
 from dataclasses import dataclass, field

@@ -97,6 +97,25 @@ class MeasuredLink:
     bytes_per_s: PerSecond
 
 
+@message
+@dataclass(frozen=True)
+class AskDisk:
+    """Request to measure the disk of the worker's cache, if its speed is not known. That takes about three seconds."""
+
+    session: Id64
+    epoch: Count  # of the worker's plan, which stays; 0 before its first plan
+
+
+@message
+@dataclass(frozen=True)
+class MeasuredDisk:
+    """The answer to an AskDisk: the speed of the disk while other things are computed; 0 if it cannot be measured."""
+
+    session: Id64
+    epoch: Count
+    bytes_per_s: PerSecond
+
+
 @dataclass(frozen=True)
 class Steady:
     """Analysis of whether a node that streams weights waits for its disk (TPI-LLM, propositions 3 to 6).

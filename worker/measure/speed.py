@@ -6,6 +6,7 @@ from pathlib import Path
 
 from scheduler.model.machine import DiskRate, Rates
 from scheduler.storage.tune import disk_for, known_speed
+from tpi.config import default_cache
 from tpi.kernels import Kernels
 from tpi.net.fields import MachineSpeed
 from tpi.system.machine import usable_cores
@@ -49,5 +50,8 @@ def machine_speed(kernels: Kernels, threads: int, cache: Path, remeasure: bool =
 
 
 def known_disk(cache: Path) -> float:
-    """Return the read rate of the disk of `cache` during computation, in bytes per second; 0 if it is not known yet."""
-    return OF_DISK * known_speed(cache, cache)
+    """Return the read rate of the disk of `cache` during computation, in bytes per second; 0 if it is not known yet.
+
+    Runs record it in the user's cache, whatever the cache of this worker is.
+    """
+    return OF_DISK * (known_speed(cache, cache) or known_speed(cache, default_cache()))

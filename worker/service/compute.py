@@ -26,7 +26,7 @@ from tpi.net.messages import (
     Ready,
     Step,
 )
-from tpi.net.questions import AskLink, AskStats, Stats
+from tpi.net.questions import AskDisk, AskLink, AskStats, MeasuredDisk, Stats
 from tpi.net.transfers import Missing
 from tpi.system.clocks import since_boot
 from tpi.system.machine import return_memory
@@ -42,7 +42,7 @@ from worker.shards.image import HeldBlock
 from worker.shards.partial_image import PartialImage
 
 Plan = tuple[int, int]  # session and epoch
-Job = Assign | Step | AskLink | AskStats | Abort | None
+Job = Assign | Step | AskLink | AskDisk | AskStats | Abort | None
 Post = Callable[[object], None]
 
 Check = Callable[[Assign], None]  # raises an error if a plan is invalid
@@ -192,7 +192,7 @@ class Compute:
             self.phase = "idle"
         self._close_node()
 
-    def _do(self, job: Assign | Step | AskLink | AskStats | Abort) -> None:
+    def _do(self, job: Assign | Step | AskLink | AskDisk | AskStats | Abort) -> None:
         if isinstance(job, Abort):
             self._close_node()
             return
@@ -203,6 +203,8 @@ class Compute:
             self._post(self._stats(job))
         elif isinstance(job, AskLink):
             self._measure_link(job)
+        elif isinstance(job, AskDisk):
+            self._measure_disk(job)
         else:
             self._run(job)
 
@@ -261,6 +263,11 @@ class Compute:
         from worker.measure.link import measure_pair  # imports more than a bare worker needs
 
         self._post(measure_pair(asked, replace(self._endpoints, watch=self._until_over)))
+
+    def _measure_disk(self, asked: AskDisk) -> None:
+        from worker.measure.disk import own_disk  # imports more than a bare worker needs
+
+        self._post(MeasuredDisk(asked.session, asked.epoch, own_disk(self._cache.root.parent)))
 
     def _stats(self, asked: AskStats) -> Stats:
         node = self._node

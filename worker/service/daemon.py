@@ -34,13 +34,12 @@ from tpi.net.messages import (
     Heartbeat,
     Hello,
     Join,
-    Ready,
     Refuse,
     Step,
     master_identity,
 )
 from tpi.net.monitor import Arrivals
-from tpi.net.questions import AskLink, AskSpans, AskStats, Condition, Echo, Inquiry, MeasuredLink, Spans, Stats
+from tpi.net.questions import AskDisk, AskLink, AskSpans, AskStats, Condition, Echo, Inquiry
 from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
 from tpi.system.clocks import since_boot
 from tpi.text import SENTENCE_CHARACTERS, plain
@@ -249,8 +248,9 @@ class Daemon:
         elif isinstance(message, Abort) and message.epoch == master.epoch:
             self._compute.plan = IDLE
             self._compute.put(message)
-        elif isinstance(message, AskLink) and message.epoch == master.epoch:
-            self._net.policy.guests = master.node_keys | {peer.key for peer in message.peers if peer.key}
+        elif isinstance(message, AskDisk | AskLink) and message.epoch == master.epoch:
+            if isinstance(message, AskLink):
+                self._net.policy.guests = master.node_keys | {peer.key for peer in message.peers if peer.key}
             self._compute.plan = (master.session, message.epoch)
             self._queue(master, message)
         elif isinstance(message, Step | AskStats) and message.epoch == master.epoch:
@@ -291,7 +291,7 @@ class Daemon:
             self._answer(self._master.identity, Refuse(__version__, self._master.session, "in use", other))
         self._leave("it is silent, and another master calls")
 
-    def _queue(self, master: ServedMaster, message: Step | AskLink | AskStats) -> None:
+    def _queue(self, master: ServedMaster, message: Step | AskLink | AskDisk | AskStats) -> None:
         try:
             self._compute.put(message)
         except PlanError as error:
@@ -391,6 +391,5 @@ def _in_place_of(message: object, error: MessageError) -> object:
     """Return a message that tells the master why `message` could not be encoded."""
     log.error("a message cannot be sent: %s", error)
     reason = plain(f"its {type(message).__name__} cannot be sent: {error}", SENTENCE_CHARACTERS)
-    if isinstance(message, MeasuredLink | Ready | Stats | Spans | Failure | Heartbeat):
-        return Failure(message.session, message.epoch, "", reason)
-    return Bye(getattr(message, "session", 0))
+    session, epoch = (getattr(message, name, None) for name in ("session", "epoch"))
+    return Bye(session or 0) if session is None or epoch is None else Failure(session, epoch, "", reason)

@@ -39,7 +39,7 @@ class WorkerOptions:
             raise UsageError("--memory is more than any machine has; write for example 4GiB")
 
     def profile(self) -> Profile:
-        """Return the profile of this machine as it is now, with the speed of its disk if a run has measured it."""
+        """Return the profile of this machine as it is now, with the speed of its disk if that is known."""
         return measure_machine(self.cache, self.threads, self.memory, self.card, self._speed_now())
 
     def _speed_now(self) -> MachineSpeed | None:
@@ -47,7 +47,7 @@ class WorkerOptions:
             return None
         from worker.measure.speed import known_disk  # imports more than a worker without a speed needs
 
-        return replace(self.speed, disk=known_disk(self.cache) or self.speed.disk)
+        return replace(self.speed, disk=known_disk(self.cache.parent) or self.speed.disk)
 
 
 @dataclass(frozen=True)

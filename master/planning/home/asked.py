@@ -27,6 +27,8 @@ class Neighbour:
         machine: its speeds, without its accelerator.
         link: the link to it.
         card: its speeds, with its accelerator.
+        key: the key that it has proved to own; empty on this machine.
+        disk_known: whether the speed of its disk was measured; else it is a laptop's.
         end: its name in the cache of measured links (`allreduce.cache.end_of`).
     """
 
@@ -35,7 +37,8 @@ class Neighbour:
     machine: NodeMachine
     link: Link
     card: NodeMachine
-    key: bytes = b""  # the key that it has proved to own; empty on this machine
+    key: bytes = b""
+    disk_known: bool = True
     end: str = ""
 
     @property
@@ -70,6 +73,7 @@ def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour], links:
         links_of_home([one.link for one in neighbours], between),
         _told(neighbours, between),
         cards if any(one and one.accelerator for one in cards) else (),
+        tuple(one.address for one in neighbours if not one.disk_known),
     )
 
 
@@ -121,7 +125,8 @@ def _neighbour(one: WorkerInquiry) -> Neighbour:
     if one.link is None:
         raise NodeLost(one.address, f"{who} answered too slowly to measure the link to it; try again")
     card = machine_from_message(profile.memory_limit or profile.memory_free, profile.card, profile.speed)
-    return Neighbour(one.address, one.name, _machine(profile), one.link, card, one.key, one.end)
+    known = bool(profile.speed.disk)
+    return Neighbour(one.address, one.name, _machine(profile), one.link, card, one.key, known, one.end)
 
 
 def _machine(profile: Profile) -> NodeMachine:

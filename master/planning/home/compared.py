@@ -26,6 +26,7 @@ class ComparedLayouts:
         best: the fastest layouts of different numbers of stages over all or some nodes, at most three.
         one: one stage of all nodes; None if that does not fit.
         singles: stages of one node each; None if that does not fit.
+        streams: the number of answers at once for which the layout was chosen.
     """
 
     names: Sequence[str]
@@ -33,15 +34,31 @@ class ComparedLayouts:
     best: tuple[Layout, ...]
     one: Layout | None
     singles: Layout | None
+    streams: int = 1
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The titles of the columns of `rows`."""
+        return (
+            "layout (ms a token)",
+            "all",
+            *PARTS,
+            f"{self.streams} at once" if self.streams > 1 else "drafts 50/80%",
+        )
 
     @classmethod
     def of(cls, model: HomeModel, use: Layout) -> "ComparedLayouts":
         """Compare the layout `use` with the best ones and the pure forms."""
         one, singles = pure_layouts(model.staged)
-        return cls(model.home.names, use, tuple(layouts(model.staged)[:_BEST]), one, singles)
+        best = tuple(layouts(model.staged, streams=model.streams)[:_BEST])
+        return cls(model.home.names, use, best, one, singles, model.streams)
 
     def rows(self) -> Iterator[tuple[str, ...]]:
-        """Yield a row of cells for each layout, in milliseconds, and last how many times as fast drafts make it."""
+        """Yield a row of cells for each layout, in milliseconds.
+
+        The last cell is the time of a token if several answers are computed at once, which drafts do not make faster.
+        For one answer it says how many times as fast drafts make it.
+        """
         told = [self.use, *self.best, *(each for each in (self.one, self.singles) if each is not None)]
         shown: list[Members | tuple[object, ...]] = []
         for layout in told:
@@ -50,9 +67,11 @@ class ComparedLayouts:
                 continue
             shown.append(what)
             figures = (layout.seconds, *seconds_by_part(layout).values())
-            faster = "/".join(f"{layout.drafted(acceptance):.1f}x" for acceptance in _ACCEPTANCES)
+            last = "/".join(f"{layout.drafted(acceptance):.1f}x" for acceptance in _ACCEPTANCES)
+            if self.streams > 1:
+                last = short_number(_MS * layout.streams(self.streams))
             used = "-> " if layout == self.use else ""
-            yield used + self.words(layout), *(short_number(_MS * seconds) for seconds in figures), faster
+            yield used + self.words(layout), *(short_number(_MS * seconds) for seconds in figures), last
 
     def words(self, layout: Layout) -> str:
         """Return the stages of a layout in words."""
@@ -78,6 +97,7 @@ class ComparedLayouts:
         return {
             "stages": stages,
             "seconds": layout.seconds,
+            "seconds_at_once": layout.streams(self.streams),
             "parts": seconds_by_part(layout),
             "times_as_fast_with_drafts": faster,
         }

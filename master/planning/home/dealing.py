@@ -29,12 +29,16 @@ _HOP_S = 0.5e-3
 
 @dataclass(frozen=True)
 class HomeModel:
-    """A model that is to be split over a home, for one kind of request."""
+    """A model that is to be split over a home, for one kind of request.
+
+    Layouts are chosen for `streams` answers at once; all other times are those of one.
+    """
 
     shape: ModelShape
     home: Home
     request: Workload
     kv_dtype: KvDtype | None = None
+    streams: int = 1
 
     @cached_property
     def wire(self) -> str:

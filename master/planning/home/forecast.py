@@ -72,6 +72,15 @@ class HomeForecast:
         slowest = sum(max(each.decode.seconds for each in self.within(stage)) for stage in self.layout.stages)
         return max(self.layout.seconds, slowest + self.layout.hops + self.layout.turn)
 
+    def streams(self, count: int) -> float:
+        """Return the seconds per token of `count` answers at once, of which all take as much longer as one does."""
+        return self.layout.streams(count) * self.token / self.layout.seconds
+
+    @property
+    def reads(self) -> bool:
+        """True if a node reads weights from its disk for each token."""
+        return any(each.disk_bytes for each in self.members)
+
     @property
     def disk(self) -> float:
         """Seconds of a token spent waiting for disks, in addition to all else."""
@@ -114,15 +123,16 @@ def best_forecast(model: HomeModel, drop: bool = True, several: bool = True) -> 
     Raises:
         PlanError: if no layout fits the nodes' memories.
     """
-    found = layouts(model.staged, drop, several)
-    use = chosen(found)
+    found, streams = layouts(model.staged, drop, several, model.streams), model.streams
+    use = chosen(found, streams)
     if (best := _forecast(model, use)) is not None and best.token <= _OFF * use.seconds:
         return best
     pure = [each for each in pure_layouts(model.staged) if each is not None and (several or len(each.stages) == 1)]
-    for layout in sorted((*found[:_COMPARED], *pure), key=lambda each: each.seconds):
-        if best is not None and layout.seconds >= best.token:  # no forecast is faster than its layout
-            break
-        if (other := _forecast(model, layout)) is not None and (best is None or other.token < best.token):
+    for layout in sorted((*found[:_COMPARED], *pure), key=lambda each: each.streams(streams)):
+        if best is not None and layout.streams(streams) >= best.streams(streams):
+            break  # no forecast is faster than its layout
+        other = _forecast(model, layout)
+        if other is not None and (best is None or other.streams(streams) < best.streams(streams)):
             best = other
     return best or forecast_home(model, use)
 

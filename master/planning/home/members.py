@@ -26,6 +26,7 @@ class Home:
     """Machines with their names, the user's own first, and the links between them; `origin` says where they come from.
 
     `machines` are without accelerators, which only compute batches; `cards` are the same machines with theirs.
+    `unknown_disks` are the addresses of workers that have not measured their disks.
     """
 
     names: tuple[str, ...]
@@ -33,6 +34,7 @@ class Home:
     links: LinkTable
     origin: str
     cards: tuple[NodeMachine, ...] = ()
+    unknown_disks: tuple[str, ...] = ()
 
     @property
     def batching(self) -> tuple[NodeMachine, ...]:

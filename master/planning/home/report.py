@@ -28,7 +28,7 @@ class HomeReport:
         compared: the layouts that were compared, and the one to use.
         ahead: the forecast of the layout to use.
         asked: True if `--stages` gave the stages.
-        everyone: the best layout over all nodes, if the planner has left some out; else None.
+        with_all: the best layout over all nodes, if the planner has left some out; else None.
         gains: how much faster a token would be with more of one thing.
     """
 
@@ -36,7 +36,7 @@ class HomeReport:
     compared: ComparedLayouts
     ahead: HomeForecast
     asked: bool
-    everyone: Layout | None
+    with_all: Layout | None
     gains: tuple[Gain, ...]
 
     @classmethod
@@ -56,9 +56,9 @@ class HomeReport:
         ahead = asked_forecast(model, stages) if asked else best_forecast(model, drop, stages == AUTO)
         compared = ComparedLayouts.of(model, ahead.layout)
         dropped = len(ahead.members) < len(model.home.names) and not asked
-        everyone = layouts(model.staged, drop=False, several=stages == AUTO) if dropped else []
+        with_all = layouts(model.staged, False, stages == AUTO, model.streams) if dropped else []
         gains = _gains(model, ahead.layout, stages)
-        return cls(model, compared, ahead, asked, next(iter(everyone), None), tuple(gains))
+        return cls(model, compared, ahead, asked, next(iter(with_all), None), tuple(gains))
 
     @property
     def layout(self) -> Layout:
@@ -68,7 +68,7 @@ class HomeReport:
     @property
     def faster(self) -> Layout | None:
         """A faster layout that leaves out nodes which were to be used; None if there is none."""
-        if self.everyone is not None or self.asked:
+        if self.with_all is not None or self.asked:
             return None
         best = best_forecast(self.model)
         left = not {*self.layout.members} <= {*best.layout.members}
@@ -119,12 +119,13 @@ class HomeReport:
             "ttft_s": ahead.ttft,
             "prefill_tokens_per_s": ahead.prompt_rate,
             "decode_tokens_per_s": 1 / ahead.token,
+            "decode_tokens_per_s_at_once": 1 / ahead.streams(self.model.streams),
             "token_s": self.parts,
             "layouts": self.compared.fields(),
             "bottleneck": {"of": max(self.parts, key=self.parts.__getitem__), "node": self.name(self.slowest)},
             "collective": self.collective,
             "left_out": self.left_out,
-            "with_everyone_tokens_per_s": 1 / self.everyone.seconds if self.everyone else None,
+            "with_everyone_tokens_per_s": 1 / self.with_all.seconds if self.with_all else None,
             "gains": [asdict(gain) for gain in self.gains],
             "nodes": [self._node(member) for member in ahead.members],
         }  # fmt: skip
@@ -157,10 +158,10 @@ def _gains(model: HomeModel, layout: Layout, stages: str) -> Iterator[Gain]:
 
     def seconds(changed: HomeModel) -> float:
         if stages in (AUTO, ONE):
-            return best_layout(changed.staged, several=stages == AUTO).seconds
-        return asked_layout(changed, stages).seconds
+            return best_layout(changed.staged, True, stages == AUTO, model.streams).streams(model.streams)
+        return asked_layout(changed, stages).streams(model.streams)
 
-    found = (Gain(thing, _TIMES, layout.seconds / seconds(each)) for thing, each in better.items())
+    found = (Gain(thing, _TIMES, layout.streams(model.streams) / seconds(each)) for thing, each in better.items())
     yield from sorted(found, key=lambda gain: -gain.faster)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from master.planning.home.compared import PARTS, ComparedLayouts
+from master.planning.home.compared import ComparedLayouts
 from master.planning.home.report import HomeReport
 from master.planning.shapes import weight_bytes
 from master.reporting.report import figures_table, wide_console
@@ -35,8 +35,7 @@ def print_layouts(compared: ComparedLayouts, stderr: bool = False) -> None:
     """Print the table of the layouts that were compared, if there are several, on stdout or `stderr`."""
     rows = list(compared.rows())
     if len(rows) > 1:
-        columns = ("layout (ms a token)", "all", *PARTS, "drafts 50/80%")
-        wide_console(stderr).print(figures_table(*columns, rows=rows))
+        wide_console(stderr).print(figures_table(*compared.columns, rows=rows))
 
 
 def _kinds(report: HomeReport) -> list[str]:
@@ -66,6 +65,8 @@ def _sentences(report: HomeReport) -> Iterator[str]:
         f"{short_number(1 / ahead.token)} tok/s, prompts {short_number(ahead.prompt_rate)} tok/s; "
         f"the first token of {request.prompt} after {short_number(ahead.ttft)} s"
     )
+    if (many := report.model.streams) > 1:
+        yield f"{many} answers at once: {short_number(1 / ahead.streams(many))} tok/s in all"
     parts = ", ".join(f"{what} {short_number(_MS * seconds)} ms" for what, seconds in _shown(report))
     summing = any(len(stage.split.members) > 1 for stage in report.layout.stages)
     alone = len(report.layout.stages) == 1
@@ -89,7 +90,7 @@ def _shown(report: HomeReport) -> list[tuple[str, float]]:
 
 
 def _left_out(report: HomeReport) -> Iterator[str]:
-    names, all_of_them = ", ".join(report.left_out), report.everyone
+    names, all_of_them = ", ".join(report.left_out), report.with_all
     if names and report.asked:
         yield f"in no stage: {names}"
     elif names:

@@ -16,6 +16,7 @@ from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, fake
 from tests.support.cluster.key_helpers import locked, pair_folders
 from tpi.net.sockets import Net
 from tpi.topology.links import Link
+from worker.measure.speed import known_disk
 
 Addresses = list[str]
 
@@ -124,3 +125,15 @@ def test_one_machine_and_one_worker_are_not_surveyed(tmp_path: Path) -> None:
     links.survey_at({"192.0.2.1:1": "a", "127.0.0.1:2": "b"})
     assert not said
     assert links.between(["a", "b"]) == {}
+
+
+def test_workers_measure_their_disks_when_they_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without model files in the cache, they write a file for it, and leave nothing behind."""
+    monkeypatch.setenv("TPI_CACHE", str(tmp_path / "user"))
+    with fake_workers([tmp_path / name / "shards" for name in "ab"]) as (_, addresses):
+        survey.measure_disks(addresses)
+        with Cluster.connect(addresses) as cluster:
+            assert cluster.workers
+    for name in "ab":
+        assert known_disk(tmp_path / name) > 1e6
+        assert not list((tmp_path / name).glob("disk-*"))

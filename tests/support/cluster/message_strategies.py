@@ -20,7 +20,8 @@ MESSAGES = [
     questions.Inquiry, questions.Condition, questions.Echo,
     messages.Join, messages.Hello, messages.Refuse, transfers.Offer, transfers.Missing, transfers.Need,
     transfers.UnitData, transfers.Unavailable, messages.Ready, messages.Abort, messages.Heartbeat, questions.AskStats,
-    questions.Stats, questions.MeasuredLink, questions.AskSpans, questions.Spans, messages.Failure,
+    questions.Stats, questions.MeasuredLink, questions.AskDisk,
+    questions.MeasuredDisk, questions.AskSpans, questions.Spans, messages.Failure,
     messages.Alive, messages.Bye,
 ]  # fmt: skip
 

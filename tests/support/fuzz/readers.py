@@ -21,7 +21,20 @@ from tpi.errors import ModelError
 from tpi.net.codec import decode, encode
 from tpi.net.fields import Card, CardFigures, MachineSpeed, Profile, WindowState
 from tpi.net.messages import Abort, Alive, Bye, Failure, Heartbeat, Hello, Join, PeerAddress, Ready, Refuse
-from tpi.net.questions import AskLink, AskSpans, AskStats, Condition, Echo, Inquiry, MeasuredLink, Spans, Stats, Steady
+from tpi.net.questions import (
+    AskDisk,
+    AskLink,
+    AskSpans,
+    AskStats,
+    Condition,
+    Echo,
+    Inquiry,
+    MeasuredDisk,
+    MeasuredLink,
+    Spans,
+    Stats,
+    Steady,
+)
 from tpi.net.transfers import Missing, Need, Offer, Unavailable, UnitData
 from tpi.pack.builder.build import open_source
 from tpi.sources.gguf import LongArray, open_gguf
@@ -87,6 +100,7 @@ def _messages() -> tuple[Parts, ...]:
         AskStats(7, 1, True),
         Stats(7, 1, 5, 9, 1, 2, 3, 4, 0.5, 0.25, 0.75, 0.125, 1, 0.5, 2, 3, 0, steady, "emu holds all"),
         AskLink(7, 1, 5, 1, 0.5, peers), MeasuredLink(7, 1, 5, 0.001, 1e8),
+        AskDisk(7, 1), MeasuredDisk(7, 1, 1e8),
         AskSpans(7, 1, 0, 9), Spans(7, 1, 5, 0, ("step", "read"), np.arange(8, dtype=np.int64).reshape(2, 4)),
     ]  # fmt: skip
     return tuple(tuple(bytes(frame) for frame in encode(message)) for message in messages)

@@ -180,3 +180,17 @@ def test_draft_models_that_a_run_refuses_are_refused(model: str, tmp_path: Path)
     assert large.returncode != 0
     assert "--draft" in large.stderr
     assert "does not fit" in large.stderr or "memory" in large.stderr
+
+
+def test_for_several_answers_stages_of_one_machine_win(tmp_path: Path) -> None:
+    flags = ("-m", LARGE, "--dtype", "q4", "--devices", "4x24GiB")
+    one, four = (plan_json(*flags, "--batch", str(count), cache=tmp_path) for count in (1, 4))
+    used = {count: found["layouts"]["used"] for count, found in ((1, one), (4, four))}
+    assert used[1]["seconds"] < used[4]["seconds"]
+    assert used[4]["seconds_at_once"] < used[4]["seconds"] / 2
+    assert len(used[4]["stages"]) > len(used[1]["stages"])
+    assert one["decode_tokens_per_s_at_once"] == pytest.approx(one["decode_tokens_per_s"])
+    assert four["decode_tokens_per_s_at_once"] > 1.1 * one["decode_tokens_per_s"]
+    printed = tpi("plan", *flags, "--batch", "4", cache=tmp_path).stdout
+    assert "4 answers at once: " in printed
+    assert "4 at once" in printed

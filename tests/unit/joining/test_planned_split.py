@@ -4,24 +4,27 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from master.deployment.planner import Split
+from master.joining import split
 from master.joining.measured import MeasuredWorkers
 from master.joining.shares import SharesLater
 from master.joining.split import PlannedSplit, plan_split
 from master.options import RunOptions
 from master.planning.home import asked
 from master.planning.home.asked import Neighbour, neighbours_at
+from master.planning.node import PlannedNode
 from master.planning.shapes import model_shape
 from master.workers.asking import WorkerInquiry
 from master.workers.places import WorkerId
 from master.workers.survey import WorkerLinks
 from scheduler.model.home.problem import HomeNode, HomeSplit, UnitKind
 from scheduler.model.home.stages import LayerWork, Layout, Stage, StageProblem
-from scheduler.model.machine import LAPTOP
+from scheduler.model.machine import LAPTOP, DiskRate
 from tests.support.paths import DATA
 from tpi.devices.options import DeviceOptions, OffloadOptions
 from tpi.keys.policy import KeyPolicy
@@ -59,7 +62,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> PlannedSplit:
     nothing: Any = None
     measured = MeasuredWorkers(measure)
     measured.ask(["fast", "slow0"])
-    return PlannedSplit(nothing, LAPTOP, measured, nothing, nothing)
+    return PlannedSplit(nothing, LAPTOP, measured, RunOptions("llama"), nothing)
 
 
 def heads(planned: PlannedSplit, *workers: WorkerId) -> list[float]:
@@ -208,3 +211,41 @@ def test_shares_are_planned_once_a_remote_worker_joins() -> None:
     assert isinstance(later.among([near]), Split)
     assert list(later.refused([near, far])) == [far]
     assert made == ["a plan"]
+
+
+def test_stages_are_chosen_for_the_answers_at_once_that_were_asked_for() -> None:
+    home, workers = home_of(a=Link(0.005, 1e8), b=Link(0.005, 1e8)), [worker("a"), worker("b")]
+    many = replace(home, options=replace(home.options, streams=6))
+    one, six = (len(each.layout(each.measured.known(workers)).stages) for each in (home, many))
+    assert (one, six) == (1, 3)
+
+
+@pytest.mark.parametrize("room", [1 << 34, 1 << 40])
+def test_disks_are_measured_before_a_plan_that_reads_from_them(
+    room: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where all weights fit into memory, no disk is measured."""
+    asked_for: list[list[str]] = []
+    fast = replace(LAPTOP, memory=room)
+    known = {"10.0.0.1:1": fast, "10.0.0.2:1": replace(fast, memory=room // 4)}
+
+    def measure(addresses: Sequence[str], wanted: Callable[[], bool]) -> list[Neighbour]:
+        disk = DiskRate(1e8) if asked_for else LAPTOP.disk
+        return [
+            Neighbour(one, one, replace(known[one], disk=disk), Link(0.05, 1e8), fast, one.encode(), bool(asked_for))
+            for one in addresses
+        ]
+
+    def measure_disks(addresses: Sequence[str], policy: KeyPolicy) -> None:
+        asked_for.append(list(addresses))
+
+    monkeypatch.setattr(split, "measure_disks", measure_disks)
+    monkeypatch.setattr(split, "own_disk", lambda cache: 1e8)
+    monkeypatch.setattr(split, "planned_node", lambda *flags: PlannedNode(replace(fast, memory=room // 4), ""))
+    monkeypatch.setattr(WorkerLinks, "survey_at", lambda *workers: None)
+    shape = str(DATA / "llama-3.1-70b/config.json")
+    options = RunOptions(shape, workers=tuple(known), dtype="q4", cache=tmp_path, keep_workers=True, context=2048)
+    found = plan_split(options, MeasuredWorkers(measure))
+    assert found is not None
+    assert asked_for == ([list(known)] if room == 1 << 34 else [])
+    assert found.sharing.own.disk == (DiskRate(1e8) if asked_for else LAPTOP.disk)

@@ -377,13 +377,17 @@ def test_a_run_plans_with_the_disk_that_was_measured(
     assert measured(host, [device], tmp_path).machine.disk == DiskRate(OF_DISK * (1e9 + 1))
 
 
-def test_a_worker_tells_the_speed_of_its_disk_once_a_run_has_measured_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("record", ["own", "user"])
+def test_a_worker_tells_the_speed_of_its_disk_once_it_is_measured(
+    record: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    options = WorkerOptions("127.0.0.1", 0, "lap", tmp_path, speed=MachineSpeed(1e10, 1e11, 0.0))
+    """Runs record it in the user's cache, also if the worker has a cache of its own."""
+    monkeypatch.setenv("TPI_CACHE", str(tmp_path / "user"))
+    (tmp_path / "own").mkdir()
+    options = WorkerOptions("127.0.0.1", 0, "lap", tmp_path / "own" / "shards", speed=MachineSpeed(1e10, 1e11, 0.0))
     assert options.profile().speed == MachineSpeed(1e10, 1e11, 0.0)
     shard = tmp_path / "big.shard"
     shard.write_bytes(bytes(33 << 20))
     monkeypatch.setattr("scheduler.storage.tune.measure_disk", lambda extents: DiskSpeed(1 << 20, 2, 1e8))
-    tune.disk_for([shard], tmp_path)
+    tune.disk_for([shard], tmp_path / record)
     assert options.profile().speed == MachineSpeed(1e10, 1e11, OF_DISK * 1e8)

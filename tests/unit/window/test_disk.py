@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scheduler.storage import disk as disk_module
 from scheduler.storage.disk import DirectDisk, Disk, read_chunk, read_extent
 from scheduler.storage.extent import Extent
-from scheduler.storage.tune import DiskSpeed, disk_for, mark_doubted, measure_disk
+from scheduler.storage.tune import DiskSpeed, disk_for, known_speed, mark_doubted, measure_disk
 from tests.support.disks import MemoryDisk, ThrottledDisk
 from tpi.devices.pages import PAGE, Bytes, page_buffer
 from tpi.errors import WeightsError
@@ -238,6 +238,22 @@ def test_what_is_remembered_of_a_disk_has_an_age(
     assert disk_for([path], tmp_path) == measured
     monkeypatch.setattr("scheduler.storage.tune.time.time", lambda: measured.at + 8 * day)
     assert disk_for([path], tmp_path).bytes_per_second == 2e9
+
+
+def test_each_device_of_a_testbed_has_its_own_speed_of_one_disk(
+    tmp_path: Path, looks: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = big(tmp_path)
+    looks += [2e9, 1e8, 2e8]
+    found = [disk_for([path], tmp_path).bytes_per_second]
+    for device in ("lap", "desk", "lap"):
+        monkeypatch.setenv("TPI_TESTBED", "b0")
+        monkeypatch.setenv("TPI_DEVICE", device)
+        found.append(disk_for([path], tmp_path).bytes_per_second)
+    monkeypatch.delenv("TPI_TESTBED")
+    monkeypatch.delenv("TPI_DEVICE")
+    found.append(known_speed(path, tmp_path))
+    assert found == [2e9, 1e8, 2e8, 1e8, 2e9]
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,8 @@ class Auto(Group):
                 self.choice = self._chosen_by(known, work)
                 if self._remembered(known) and contradicts(self.choice.predicted, self.choice.measured):
                     self.choice = self._chosen_by(known, work, doubted=True)
+                if self._cache and self.rank == 0 and self.choice.software is not None:
+                    cache.save_software(self._cache, cache.ends(self.spec), self.choice.software)
         return self.choice
 
     def predicted_s(self, values: int) -> float | None:

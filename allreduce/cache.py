@@ -2,8 +2,9 @@
 
 A machine that has moved to another address is measured again, because it may have moved to another network.
 
-An entry is latency in seconds, bytes per second, time of the measurement in seconds since 1970, and 1 if the link was
-measured again after a doubt with the same result.
+An entry of a link is latency in seconds, bytes per second, time of the measurement in seconds since 1970, and 1 if the
+link was measured again after a doubt with the same result. An entry of a group of nodes, whose key begins with
+`software`, is the seconds that a sum between them takes in addition to what the links explain, 1, and the time.
 """
 
 import json
@@ -19,6 +20,8 @@ from tpi.system.private import make_private, private
 from tpi.topology.links import Link
 
 FRESH_S = 24 * 3600.0
+_SOFTWARE = "software"  # the first word of the key of a group
+_LEAST_S = 1e-6  # an entry is positive
 _SAME = 2.0  # two measurements of a link count as equal if they differ by at most this factor
 Pair = tuple[int, int]
 
@@ -90,12 +93,34 @@ def save(
         if before is None or doubted:
             confirmed = before is not None and _same(before.link, link)
             entries[_key(ends[a], ends[b])] = [link.latency_s, link.bytes_per_s, time(), int(confirmed)]
+    _write(path, entries)
+
+
+def _write(path: Path, entries: Mapping[str, list[float]]) -> None:
     with suppress(OSError):
         make_private(path.parent)
         partial = path.with_suffix(".partial")
         with open(partial, "w", opener=private) as file:
             json.dump(entries, file, indent=1)
         partial.replace(path)
+
+
+def save_software(path: Path, ends: Sequence[str], seconds: float) -> None:
+    """Store the seconds of software in a sum of one token between all of `ends`; errors are ignored as in `save`."""
+    _write(path, {**_read(path), f"{_SOFTWARE} {_key(*ends)}": [max(seconds, _LEAST_S), 1.0, time()]})
+
+
+def software(path: Path, ends: Sequence[str]) -> dict[int, float]:
+    """Return the seconds of software in a sum between some of `ends`, by the number of nodes.
+
+    If several groups of equally many nodes were measured within a day, the latest measurement counts.
+    """
+    latest = dict[int, tuple[float, float]]()
+    for key, (seconds, _, at, *_) in _read(path).items():
+        first, *group = key.split(" ")
+        if first == _SOFTWARE and set(ends).issuperset(group) and 0 <= time() - at < FRESH_S:
+            latest[len(group)] = max(latest.get(len(group), (0.0, 0.0)), (at, seconds))
+    return {nodes: seconds for nodes, (_, seconds) in latest.items()}
 
 
 def _same(one: Link, other: Link) -> bool:

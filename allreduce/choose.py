@@ -56,6 +56,12 @@ class Choice:
         """Return the algorithm for a payload of `values` values: the one for the nearer of the two sizes, by ratio."""
         return self.decode if values * values <= self.decode_values * self.prefill_values else self.prefill
 
+    @property
+    def software(self) -> float | None:
+        """Seconds that a decode sum took in addition to what the links explain; None if it was not timed."""
+        took = self.measured.get(self.decode, (0.0,))[0]
+        return max(0.0, took - self.predicted[self.decode][0]) if took > 0 else None
+
     def fields(self) -> dict[str, Any]:
         """Return the chosen algorithms and all times as JSON fields. Times are lists of milliseconds, as in `Times`."""
         times = {

@@ -52,6 +52,10 @@ class WorkerLinks:
             pair: one.link for pair, one in remembered.items()
         }
 
+    def software(self, ends: Sequence[str]) -> dict[int, float]:
+        """Return the seconds of software in a sum between the master and some of `ends`, by the number of nodes."""
+        return cache.software(self._file, [cache.end_of(b"", ""), *ends]) if self._file else {}
+
     def survey_at(self, workers: Mapping[str, str], remeasure: bool = False) -> None:
         """Measure the unknown links between workers, or all of them with `remeasure`.
 

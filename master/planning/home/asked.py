@@ -74,6 +74,7 @@ def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour], links:
         _told(neighbours, between),
         cards if any(one and one.accelerator for one in cards) else (),
         tuple(one.address for one in neighbours if not one.disk_known),
+        links.software([one.end for one in neighbours]) if links else {},
     )
 
 

@@ -1,6 +1,6 @@
 """The problem of splitting a model over a home: bytes of each kind of unit, the master's tables, the cost of sums."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,7 +95,7 @@ class HomeModel:
         if links.size == 1:
             return 0.0, "loopback"
         seconds, name = min((predict(name, links, values, self.wire), name) for name in PREDICTIONS)
-        return seconds + sum_overhead(links.size), name
+        return seconds + sum_overhead(links.size, self.home.software), name
 
     def _hop(self, source: int, members: Members, tokens: int) -> float:
         """Return the seconds in which the hidden states of `tokens` tokens get from a node to all `members`."""
@@ -163,9 +163,20 @@ class HomeModel:
             yield UnitKind("shared", shared.units, 1, shared.unit_bytes, shared.unit_bytes)
 
 
-def sum_overhead(nodes: int) -> float:
-    """Return the seconds of software that a sum between so many nodes takes in addition to its links."""
-    return max(0.0, _SUM_NODE_S * nodes - _SUM_BASE_S)
+def sum_overhead(nodes: int, measured: Mapping[int, float]) -> float:
+    """Return the seconds of software that a sum between so many nodes takes in addition to its links.
+
+    `measured` has such seconds by the number of nodes. For another number of nodes, the nearest one tells by how much
+    these machines differ from those of the built-in figures; without measurements, these count.
+    """
+    if nodes in measured:
+        return measured[nodes]
+    nearest = min(measured, key=lambda each: abs(each - nodes), default=nodes)
+    return _usual_overhead(nodes) * (measured[nearest] / _usual_overhead(nearest) if measured else 1.0)
+
+
+def _usual_overhead(nodes: int) -> float:
+    return _SUM_NODE_S * nodes - _SUM_BASE_S
 
 
 def _everywhere(block: BlockShape) -> int:

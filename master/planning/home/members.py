@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from scheduler.free import less_margin
@@ -26,7 +26,8 @@ class Home:
     """Machines with their names, the user's own first, and the links between them; `origin` says where they come from.
 
     `machines` are without accelerators, which only compute batches; `cards` are the same machines with theirs.
-    `unknown_disks` are the addresses of workers that have not measured their disks.
+    `unknown_disks` are the addresses of workers that have not measured their disks. `software` has the measured seconds
+    of software in a sum, by the number of nodes.
     """
 
     names: tuple[str, ...]
@@ -35,6 +36,7 @@ class Home:
     origin: str
     cards: tuple[NodeMachine, ...] = ()
     unknown_disks: tuple[str, ...] = ()
+    software: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def batching(self) -> tuple[NodeMachine, ...]:

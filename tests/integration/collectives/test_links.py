@@ -169,6 +169,33 @@ def test_a_doubted_link_is_confirmed_and_old_ones_are_dropped(tmp_path: Path) ->
         assert cache.load(path, ends) == {}
 
 
+def test_the_software_of_a_sum_is_learnt_from_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allreduce.auto.contradicts", lambda predicted, measured: False)
+    path = tmp_path / "links.json"
+    choice, _, _ = tuned(Link(1e-7, 1e12), path)
+    ends = [*{name for key in json.loads(path.read_text()) for name in key.split(" ")} - {"software"}]
+    assert len(ends) == 3
+    known = cache.software(path, [*ends, "another"])
+    assert known == {3: choice.software}
+    assert choice.software == pytest.approx(choice.measured[choice.decode][0], rel=0.1)  # such links take no time
+    assert cache.software(path, ends[1:]) == {}
+    assert set(cache.load(path, ends)) == {(0, 1), (0, 2), (1, 2)}
+
+
+def test_the_latest_group_of_as_many_nodes_tells_the_software(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, now = tmp_path / "links.json", 1e9
+    for ends, seconds in ((["master", "a"], 2e-3), (["b", "master"], 1e-3), (["master", "a", "b"], 0.0)):
+        now += 60
+        monkeypatch.setattr("allreduce.cache.time", lambda at=now: at)
+        cache.save_software(path, ends, seconds)
+    assert cache.software(path, ["master", "a", "b"]) == {2: 1e-3, 3: pytest.approx(0.0, abs=1e-5)}
+    assert cache.software(path, ["master", "a"]) == {2: 2e-3}
+    monkeypatch.setattr("allreduce.cache.time", lambda: now + cache.FRESH_S - 100)
+    assert cache.software(path, ["master", "a", "b"]).keys() == {2, 3}
+    monkeypatch.setattr("allreduce.cache.time", lambda: now + cache.FRESH_S)
+    assert cache.software(path, ["master", "a", "b"]) == {}
+
+
 def test_all_members_choose_alike_and_say_by_what() -> None:
     def node(group: Group) -> Choice:
         assert isinstance(group, Auto)

@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from master.planning.home.dealing import HomeModel
 from master.planning.home.members import described_home, home_in_file, links_of_home
+from master.planning.problem import request_of
+from master.planning.shapes import model_shape
 from master.workers.asking import link_from
 from scheduler.free import less_margin
 from scheduler.model.machine import LAPTOP
+from tests.support.paths import DATA
 from tpi.errors import UsageError
 from tpi.system.machine import usable_cores
 from tpi.system.quota import allowed_cores
@@ -87,3 +91,19 @@ def test_a_quota_of_the_cores(line: str, files: dict[str, str], cores: float | N
     (tmp_path / "own").write_text(line + "\n")
     found = allowed_cores(tmp_path / "groups", tmp_path / "own")
     assert found == (cores if cores is not None else usable_cores())
+
+
+def test_sums_take_the_software_time_that_was_measured(tmp_path: Path) -> None:
+    shape = model_shape(str(DATA / "llama-3.1-70b/config.json"), "q4", tmp_path, 64 * GIB, 4)
+    home = described_home("8x16GiB", "1 Gbit, 1 ms")
+
+    def sums(software: dict[int, float]) -> dict[int, float]:
+        model = HomeModel(shape, replace(home, software=software), request_of(shape.config, None, None, 1, None))
+        return {nodes: model.exchange(tuple(range(nodes)), 1)[0] for nodes in (1, 2, 4, 8)}
+
+    usual, learnt = sums({}), sums({2: 1e-3})
+    assert learnt[1] == usual[1] == 0.0
+    assert learnt[2] - usual[2] == pytest.approx(1e-3 - 0.1e-3)
+    assert learnt[8] - usual[8] == pytest.approx(9 * 1.3e-3)  # these machines take ten times as long
+    assert sums({2: 1e-3, 8: 2e-3})[8] - usual[8] == pytest.approx(2e-3 - 1.3e-3)
+    assert sums({2: 1e-3, 4: 0.5e-3})[8] == pytest.approx(usual[8])

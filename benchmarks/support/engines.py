@@ -62,7 +62,7 @@ class Engine:
         self.about: str = self._line()["about"]
 
     def measure(self, prompt: int, generate: int) -> Turn:
-        """Process `prompt` tokens, then generate the first and `generate` more."""
+        """Process `prompt` tokens, then generate the first and `generate` more; return both speeds."""
         assert self._process.stdin
         self._process.stdin.write(f"{prompt} {generate}\n")
         self._process.stdin.flush()

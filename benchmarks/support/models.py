@@ -16,12 +16,12 @@ class Model:
 
 
 def smollm2() -> Model:
-    """Download SmolLM2-135M-Instruct in Q4_1, with its embedding in Q8_0."""
+    """Return SmolLM2-135M-Instruct in Q4_1 with its embedding in Q8_0; download it unless it is in the cache."""
     return Model("SmolLM2-135M Q4_1", pull("smollm2-135m", default_cache()))
 
 
 def llama_1b() -> Model:
-    """Write random weights in the 1.1B Llama shape, in Q4_0."""
+    """Return random weights in the 1.1B Llama shape, in Q4_0; write them unless they exist."""
     from benchmarks.support.gguf_shape import write_gguf
     from tests.support.weights.shapes import LLAMA_1B
 
@@ -29,7 +29,7 @@ def llama_1b() -> Model:
 
 
 def olmoe_layers(layers: int = 4) -> Model:
-    """Write random weights in `layers` layers of OLMoE-1B-7B's shape, in Q4_0, with a small vocabulary."""
+    """Return `layers` random layers of OLMoE-1B-7B's shape in Q4_0, with a small vocabulary; write them once."""
     from benchmarks.support.gguf_shape import write_gguf
 
     shape: dict[str, object] = {
@@ -42,7 +42,7 @@ def olmoe_layers(layers: int = 4) -> Model:
 
 
 def llama_1b_f32() -> Model:
-    """Write random weights in the 1.1B Llama shape, in f32 (4.4 GB)."""
+    """Return random weights in the 1.1B Llama shape in f32 (4.4 GB); write them unless they exist."""
     from tests.support.weights.shapes import LLAMA_1B, write_huggingface
 
     return Model("1.1B f32", write_huggingface(default_cache() / "benchmarks" / "llama-1.1b-f32", dict(LLAMA_1B)))

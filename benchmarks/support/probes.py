@@ -91,7 +91,7 @@ def _figures(about: str, said: dict[str, Any]) -> Figures:
 
 
 def peers(side: Side) -> Figures:
-    """Measure one node of two threads."""
+    """Return the figures of one node of two threads."""
     return {
         name: value
         for model in (smollm2(), llama_1b())
@@ -100,7 +100,7 @@ def peers(side: Side) -> Figures:
 
 
 def two_nodes(side: Side) -> Figures:
-    """Measure two nodes of one thread each."""
+    """Return the figures of two nodes of one thread each."""
     return {
         name: value
         for model in (smollm2(), llama_1b())
@@ -109,7 +109,7 @@ def two_nodes(side: Side) -> Figures:
 
 
 def startup(side: Side) -> Figures:
-    """Measure the start of a worker, and the first token of a run with two nodes."""
+    """Return the figures of the start of a worker, and of the first token of a run with two nodes."""
     side.cache.mkdir(exist_ok=True)
     ready, resident, _ = worker(side.tpi, side.environment, side.cache)
     run = (*side.tpi, "run", "-m", str(smollm2().path), *ANSWER)
@@ -121,7 +121,7 @@ def startup(side: Side) -> Figures:
 
 
 def streamed(side: Side) -> Figures:
-    """Measure a memory budget under which most weights are streamed."""
+    """Return the figures of a run with a memory budget under which most weights are streamed."""
     model, fewer = smollm2(), ("--gen-tokens", "16", "--repeat", "1")  # these options come before those of `WORK`
     said = side.bench(model, "--dtype", "f32", "--memory", STREAMED, *fewer)
     return _figures(f"{model.name} in f32, {STREAMED}", said)

@@ -16,7 +16,8 @@ from scheduler.model.ring import Ring
 class Cycle:
     """The uses of a ring: each time that a block of the ring is computed is one use, numbered from 0.
 
-    A use is over, held, loaded, or not loaded yet."""
+    A use is over, held, loaded, or not loaded yet.
+    """
 
     def __init__(self, ring: Ring) -> None:
         self.period = len(ring.blocks)

@@ -1,4 +1,4 @@
-"""Plans with something else in one place, for tests of what a worker takes from others."""
+"""Plans with one changed value, for tests of the checks of a worker."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +16,7 @@ PEERS = (
 
 
 def changed(value: Any, path: Where, new: Any) -> Any:
-    """`value` with what is at `path` in place of it."""
+    """Return `value` with the item at `path` replaced by `new`."""
     if not path:
         return new
     key, rest = path[0], path[1:]
@@ -26,7 +26,7 @@ def changed(value: Any, path: Where, new: Any) -> Any:
 
 
 def leaves(value: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
-    """Where in the header of a message anything stands that is not an array."""
+    """Yield the paths of all values in the header of a message, except arrays."""
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from leaves(item, (*path, index))

@@ -1,6 +1,6 @@
-"""A bench for attacks: a real `tpi serve`, an attacker, and a bystander in a process of its own that must not notice.
+"""Tests of attacks: a real `tpi serve`, an attacker, and a bystander process that the attack must not disturb.
 
-A case is a function that attacks; `unnoticed` runs it while the bystander streams.
+A case is a function that attacks the server; `unnoticed` runs the case while the bystander streams.
 """
 
 import json
@@ -27,7 +27,7 @@ _LOADED = 8  # times the quietest longest gap: what a busy machine makes of it b
 
 @dataclass(frozen=True)
 class Noticed:
-    """What the bystander noticed. Seconds."""
+    """The bystander's observations; times in seconds."""
 
     gap: float
     wait: float
@@ -45,46 +45,46 @@ class Target:
 
     @property
     def port(self) -> int:
-        """Where it listens, at 127.0.0.1."""
+        """The port at 127.0.0.1 on which the server listens."""
         assert self.http.base_url.port
         return self.http.base_url.port
 
     @property
     def threads(self) -> int:
-        """Threads of the server's process."""
+        """The number of threads of the server's process."""
         return psutil.Process(self.process.pid).num_threads()
 
     @property
     def descriptors(self) -> int:
-        """Open files and sockets of the server's process."""
+        """The number of open files and sockets of the server's process."""
         return psutil.Process(self.process.pid).num_fds()
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that the server and its children hold."""
+        """The bytes of memory that the server and its children hold."""
         whole = psutil.Process(self.process.pid)
         return sum(one.memory_info().rss for one in (whole, *whole.children(recursive=True)))
 
     def gauge(self, name: str) -> float:
-        """A figure of `/metrics`."""
+        """Return the figure `name` of `/metrics`."""
         lines = self.http.get("/metrics").text.splitlines()
         return float(next(line for line in lines if line.startswith(f"vllm:{name}{{")).rpartition(" ")[2])
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        """One request of the attacker's."""
+        """Send one request of the attacker, and return its answer."""
         return self.http.post(path, json=body)
 
 
 @contextmanager
 def target(folder: Path, model: Path, *flags: str) -> Iterator[Target]:
-    """A server of `model`."""
+    """Run a server of `model` during the block."""
     with server(folder, "-m", str(model), "-t", "1", *flags) as (process, http):
         yield Target(process, http, folder / "log")
 
 
 @contextmanager
 def beside(target: Target) -> Iterator[list[Noticed]]:
-    """A bystander during the block; what it noticed is in the list afterwards."""
+    """Run a bystander during the block; afterwards the yielded list has its observations."""
     command = [sys.executable, "-m", "tests.support.processes.bystander", str(target.http.base_url), BYSTANDER]
     found: list[Noticed] = []
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -99,16 +99,16 @@ def beside(target: Target) -> Iterator[list[Noticed]]:
 
 
 def quiet(target: Target) -> float:
-    """The longest gap or wait of a bystander that is alone."""
+    """Return the longest gap or wait, in seconds, of a bystander without an attack."""
     with beside(target) as found:
         pass
     return max(found[0].gap, found[0].wait)
 
 
 def unnoticed(target: Target, attack: Callable[[Target], None], wait: float = 1.0) -> None:
-    """Attack while a bystander streams, which must not notice: no error, no long gap, and no wait `wait` times as long.
+    """Attack while a bystander streams, and check that it has no error, no long gap and no wait `wait` times as long.
 
-    What is long depends on how busy this machine is by itself. One of several tries has to pass; none may have errors.
+    Gaps and waits are compared with those without an attack. One of several tries must pass; no try may have errors.
     """
     seen = []
     for _ in range(TRIES):

@@ -27,7 +27,7 @@ _ARGUMENTS = [
 
 
 class Browser:
-    """One window; everything is done in the tab that is shown."""
+    """One window; all methods act on the tab that is shown."""
 
     def __init__(self, http: httpx.Client, session: str) -> None:
         self._http, self._session = http, session
@@ -36,11 +36,11 @@ class Browser:
         self._post("url", url=url)
 
     def tab(self) -> str:
-        """A handle of the tab that is shown."""
+        """Return a handle of the tab that is shown."""
         return str(self._http.get(f"/session/{self._session}/window").json()["value"])
 
     def open_tab(self) -> str:
-        """Another tab, which is shown from now on; its handle."""
+        """Open and show another tab; return its handle."""
         tab = str(self._post("window/new", type="tab")["handle"])
         self.show(tab)
         return tab
@@ -49,16 +49,16 @@ class Browser:
         self._post("window", handle=tab)
 
     def close_tab(self, back: str) -> None:
-        """Close the tab that is shown; `back` is shown from now on."""
+        """Close the tab that is shown, and show the tab with the handle `back`."""
         self._http.delete(f"/session/{self._session}/window")
         self.show(back)
 
     def run(self, script: str, *arguments: object) -> Any:
-        """Run the body of a function in the page, and return its result, or that of the promise which it returns."""
+        """Run the body of a function in the page, and return its result; a promise is awaited."""
         return self._post("execute/sync", script=script, args=list(arguments))
 
     def wait(self, condition: str, seconds: float = 60) -> Any:
-        """The value of an expression once it is true."""
+        """Return the value of a JavaScript expression once it is true."""
         end = time.monotonic() + seconds
         while not (value := self.run(f"return {condition}")):
             assert time.monotonic() < end, f"{condition} never came; the page says: {self.text('body')}"
@@ -69,7 +69,7 @@ class Browser:
         return str(self.run("return document.querySelector(arguments[0])?.innerText ?? ''", css))
 
     def type(self, *keys: str) -> None:
-        """Keys into whatever has the focus; `SHIFT + key` holds shift."""
+        """Type keys into the element with the focus; `SHIFT + key` holds shift."""
         for key in keys:
             held = key[0] if len(key) > 1 and key[0] == SHIFT else ""
             self._press(held, key[len(held) :])
@@ -80,15 +80,15 @@ class Browser:
         self.command("Emulation.setDeviceMetricsOverride", **metrics)
 
     def command(self, name: str, **parameters: object) -> Any:
-        """A command of the DevTools protocol."""
+        """Call a command of the DevTools protocol, and return its result."""
         return self._post("goog/cdp/execute", cmd=name, params=parameters)
 
     def screenshot(self) -> bytes:
-        """PNG."""
+        """Return a screenshot of the page as PNG."""
         return base64.b64decode(self._http.get(f"/session/{self._session}/screenshot").json()["value"])
 
     def complaints(self) -> list[str]:
-        """Errors and warnings of the console since the last call."""
+        """Return the errors and warnings of the console since the last call."""
         return [str(line["message"]) for line in self._post("se/log", type="browser")]
 
     def _press(self, held: str, keys: str) -> None:
@@ -104,7 +104,7 @@ class Browser:
 
 
 def tab_to(page: Browser, css: str) -> None:
-    """By the tab key alone."""
+    """Move the focus to the element `css` with the tab key alone."""
     for _ in range(80):
         if page.run("return document.activeElement.matches(arguments[0])", css):
             return
@@ -114,7 +114,7 @@ def tab_to(page: Browser, css: str) -> None:
 
 @contextmanager
 def chromium(folder: Path) -> Iterator[Browser]:
-    """A browser with a profile of its own in `folder`."""
+    """Run a browser with a profile of its own in `folder` during the block."""
     assert DRIVER
     with subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as driver:
         try:

@@ -1,4 +1,4 @@
-"""The same two calls in each published format, written out from its description rather than by a template."""
+"""The same two tool calls in each published format, written by hand from its description, without a template."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ _PYTHON = (
 
 
 def _tagged(call: str, pair: str) -> list[str]:
-    """The two calls; `call` has places for a name and its arguments, `pair` for a key and its value."""
+    """Return the two calls. `call` has places for a name and its arguments, `pair` for a key and its value."""
     first = [("city", "Rome"), ("days", "5")]
     second = [("text", "7\n'two' \"é\""), ("more", '{"a": [1, "b"]}'), ("keep", "true")]
     return [

@@ -1,4 +1,4 @@
-"""Chat templates that write calls with the marks of published formats, and with made-up ones."""
+"""Chat templates that write tool calls with the marks of published formats, and with invented marks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def each(call: str, before: str = "", after: str = "", between: str = "") -> str
 
 
 def wide(text: str) -> str:
-    """With the wide bars of DeepSeek's marks."""
+    """Return `text` with the wide bars of DeepSeek's marks."""
     for mark in ("<|", "</|", "|>", "DSML|"):
         text = text.replace(mark, mark.replace("|", "\uff5c"))
     return text
@@ -151,7 +151,7 @@ def family(template: str) -> tuple[ToolFamily, Traits]:
 
 
 def spoken(traits: Traits, calls: Sequence[tuple[str, Mapping[str, Any]]], said: str = "I look.") -> str:
-    """What a model would write: a text and these calls."""
+    """Return a model's output: the text `said` and the calls `calls`, in the format of `traits`."""
     made = [
         {"id": f"a1b2c3d4{place}", "type": "function", "function": {"name": name, "arguments": given}}
         for place, (name, given) in enumerate(calls)

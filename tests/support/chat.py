@@ -1,4 +1,4 @@
-"""Servers for `tpi chat --url` that say what a test wants, and a screen that keeps what is shown."""
+"""Servers for `tpi chat --url` with answers that a test sets, and a screen that stores the shown text."""
 
 import json
 from collections.abc import Callable, Generator, Iterator
@@ -17,7 +17,7 @@ MODELS = json.dumps({"data": [{"id": "cat"}]}).encode()
 
 @contextmanager
 def server(models: bytes, said: bytes = b"", status: int = 200) -> Iterator[str]:
-    """The address of one that answers every GET with `models`, and every POST with `said`."""
+    """Run a server that answers every GET with `models` and every POST with `said`; yield its address."""
 
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -47,7 +47,7 @@ def server(models: bytes, said: bytes = b"", status: int = 200) -> Iterator[str]
 
 
 class ShownScreen:
-    """Keeps what is shown."""
+    """A screen that stores the shown text."""
 
     def __init__(self) -> None:
         self.shown: list[str] = []
@@ -63,7 +63,7 @@ class ShownScreen:
 
 
 class Thinker(ChatServer):
-    """A server that says the same each time; `asked` is what it was sent last."""
+    """A server that gives the same answer each time; `asked` is the last request."""
 
     def __init__(self, *deltas: dict[str, Any], reason: str = "stop") -> None:
         super().__init__("http://home", None)
@@ -85,7 +85,7 @@ class Thinker(ChatServer):
 
 
 def talk_to(url: str) -> ServerChatBackend:
-    """A conversation with the server there."""
+    """Return a conversation with the server at `url`."""
     return ServerChatBackend(ChatServer(url, None), Sampling(), 8, Conversation(None, []), ShownScreen())
 
 

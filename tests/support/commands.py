@@ -1,4 +1,4 @@
-"""The commands as processes: `tpi` with a cache of its own and no workers but those that a test names."""
+"""The commands as processes: `tpi` with a cache of its own, and only the workers that a test names."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def tpi(*arguments: str, cache: Path, **environment: str) -> subprocess.Complete
 
 
 def tpi_here(*arguments: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in this process, for mistakes that end it early: no interpreter is started for each."""
+    """Run the command in this process, to test errors that end it early; return its output and exit status."""
     out, err = (TextIOWrapper(BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with (
         patch.dict(os.environ, clean(cache, environment), clear=True),
@@ -47,7 +47,7 @@ print(made.number, file=sys.stderr)
 
 
 def counted(*arguments: str, cache: Path) -> tuple[str, int]:
-    """Return what the command prints, and how many Python functions it calls: its work, on however busy a machine."""
+    """Return the command's output and its number of Python function calls, which does not depend on load."""
     command = [sys.executable, "-c", _COUNTED, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=clean(cache), check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -61,7 +61,7 @@ def clean(cache: Path, extra: dict[str, str] | None = None) -> dict[str, str]:
 
 @contextmanager
 def listening_worker(cache: Path, *arguments: str) -> Iterator[str]:
-    """A real `tpi worker` on free ports; its address."""
+    """Run a real `tpi worker` on free ports; yield its address."""
     command = [*TPI, "worker", "--listen", "127.0.0.1:0", "--cache", str(cache), *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout

@@ -1,4 +1,4 @@
-"""Work counted in calls of Python functions: unlike seconds, as many on a busy machine."""
+"""Work counted in calls of Python functions, which does not depend on load as seconds do."""
 
 import sys
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class Calls:
-    """How many there were."""
+    """The number of calls that were counted."""
 
     number = 0
 
 
 @contextmanager
 def calls() -> Iterator[Calls]:
-    """Count the Python functions that this thread calls in the block."""
+    """Count the calls of Python functions by this thread during the block."""
     found = Calls()
 
     def count(frame: FrameType, event: str, argument: Any) -> None:

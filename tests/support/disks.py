@@ -1,4 +1,4 @@
-"""Disks for tests and benchmarks: files in memory, and another disk at a given speed."""
+"""Disks for tests and benchmarks: files in memory, and a disk that is slowed to a given speed."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ class MemoryDisk:
         self._files = files
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Copy from the byte string that stands for the file."""
+        """Copy from the byte string that represents the file; return the bytes copied."""
         if path not in self._files:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         found = self._files[path][offset : offset + into.size]
@@ -31,7 +31,7 @@ class MemoryDisk:
 
 
 class ThrottledDisk:
-    """Another disk at `bytes_per_second`: reads queue for one link of that speed, and idle time is not saved up."""
+    """A disk that is slowed to `bytes_per_second`: reads queue for one link, and idle time is not saved up."""
 
     def __init__(self, disk: Disk, bytes_per_second: float) -> None:
         self.chunk = disk.chunk

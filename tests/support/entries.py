@@ -1,4 +1,4 @@
-"""Tiny configurations of families that differ from others in few settings; sizes are those of the other tiny models."""
+"""Tiny configurations of families that differ from others in few settings, as small as the other tiny models."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 4.0, "residual_multip
 
 
 def configs(sizes: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
-    """The configurations by the names of `ENTRIES`."""
+    """Return the configurations, by the names in `ENTRIES`."""
     import transformers
 
     odd = {**sizes, "intermediate_size": 100}

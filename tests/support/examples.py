@@ -13,7 +13,7 @@ from tpi.sparsity.replay import I32
 
 
 def examples_of(pack: Pack, tokens: I32, kernels: Kernels, ahead: int = 0) -> dict[int, LayerExamples]:
-    """The examples of every layer over `tokens` `[sequences, length]`, with the arguments of `ExampleFiles.collect`."""
+    """Return the examples of each layer over `tokens` `[sequences, length]`; see `ExampleFiles.collect` for `ahead`."""
     with TemporaryDirectory() as folder:
         found = ExampleFiles(Path(folder, "examples"), "a").collect(pack, tokens, kernels, ahead)
         return {

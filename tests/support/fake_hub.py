@@ -1,4 +1,4 @@
-"""A Hugging Face hub on this machine, for the real client: what it lists, how it serves files, and how it fails."""
+"""A Hugging Face hub on this machine, for the real client: listings, downloads, redirects and failures."""
 
 import hashlib
 import json
@@ -17,7 +17,10 @@ LARGE = 512  # bytes from which a file is served by a redirect and named by its 
 
 @dataclass
 class Repository:
-    """Files by path. `gated`: their list is public, they are not; `private`: it is hidden without the token."""
+    """Files by path.
+
+    `gated`: the list of files is public, the files are not. `private`: all is hidden without the token.
+    """
 
     files: dict[str, bytes]
     gated: bool = False
@@ -31,8 +34,11 @@ class Repository:
 
 @dataclass
 class FakeHub:
-    """`requests` are those so far: method, path and range. `cut` ends each answer of a large file after so many bytes;
-    `ranges` off sends a file from its beginning whatever is asked."""
+    """A hub that listens on this machine.
+
+    `requests` lists the requests so far: method, path and range. `cut` ends each answer of a large file after so many
+    bytes. With `ranges` False, a file is sent from its beginning, whatever range is requested.
+    """
 
     repositories: dict[str, Repository]
     url: str = ""
@@ -49,7 +55,7 @@ class FakeHub:
     stalled: threading.Event | None = None  # if there is one, an answer is cut when it is set
 
     def fetched(self) -> list[str]:
-        """The names of files of which bytes were asked for."""
+        """Return the names of the files from which clients requested bytes."""
         return [path.rpartition("/")[2] for method, path, _ in self.requests if (method == "GET" and "/cdn/" in path) or
                 (method == "GET" and "/resolve/" in path)]  # fmt: skip
 

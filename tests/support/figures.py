@@ -1,7 +1,7 @@
-"""The figures of docs/faults.md: seconds between two events, measured until they are met, or too often missed.
+"""The figures of docs/faults.md: seconds between two events, measured until within limits or missed too often.
 
-A busy machine delays both events, and never hastens one: so the least of several measurements counts, less the longest
-time for which the host was seen to stand still meanwhile.
+A busy machine delays both events, and never hastens one. So the least of several measurements counts, less the longest
+time for which the host stood still during the measurement.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,9 +12,9 @@ _TRIES = 5
 
 
 def assert_figures(row: str, limits: Mapping[str, float], once: Callable[[int], Mapping[str, float]]) -> None:
-    """Have `once` inject the fault, again while a figure is missed; it returns seconds by the names of `limits`.
+    """Call `once`, which injects the fault and returns seconds by the names of `limits`, until all are within limits.
 
-    `once` is called with the number of the try, and leaves everything as the next one needs it. Prints the figures.
+    `once` gets the number of the try, and must leave everything ready for the next try. The figures are printed.
     """
     least = dict[str, float]()
     for number in range(_TRIES):

@@ -1,4 +1,4 @@
-"""Tokens of an engine without a thread of its own, for tests and benchmarks that look at it between two steps."""
+"""Tokens of an engine without an engine thread, for tests and benchmarks that inspect it between steps."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from master.vocabulary.sampler import Sampler, Sampling
 
 
 def generate(engine: Engine, sequence: Sequence, sampler: Sampler, limit: int) -> Iterator[Sampled]:
-    """Yield at most `limit` tokens of a sequence; a step is computed when the next one is asked for."""
+    """Yield at most `limit` tokens of a sequence; compute each step when its token is requested."""
     made = deque[Sampled]()
 
     def sink(sampled: Sampled) -> bool:
@@ -37,7 +37,7 @@ def generate(engine: Engine, sequence: Sequence, sampler: Sampler, limit: int) -
 
 
 def together(engine: Engine, prompts: list[list[int]], length: int) -> list[list[int]]:
-    """Greedy answers to several prompts at once, until each sequence is `length` tokens long."""
+    """Return greedy answers to several prompts at once, until each sequence is `length` tokens long."""
     greedy, sequences = Sampler(Sampling(temperature=0)), [engine.admit(prompt) for prompt in prompts]
     for sequence in sequences:
         engine.submit(Request(sequence, greedy, length - len(sequence.tokens), lambda sampled: True))
@@ -47,7 +47,7 @@ def together(engine: Engine, prompts: list[list[int]], length: int) -> list[list
 
 
 def answer_in(session: Session, tokens: SequenceOf[int], sampler: Sampler, limits: AnswerLimits, **more: Any) -> Answer:
-    """Return the answer of a session to a prompt; see `answer`."""
+    """Return the answer of a session to the prompt `tokens`, as `answer` assembles it."""
     with session.answering() as engine:
         return answer(engine, session.tokenizer, tokens, sampler, limits, **more)
 
@@ -55,7 +55,7 @@ def answer_in(session: Session, tokens: SequenceOf[int], sampler: Sampler, limit
 def answer_alone(
     engine: Engine, tokenizer: Tokenizer, tokens: SequenceOf[int], sampler: Sampler, limits: AnswerLimits, **more: Any
 ) -> Answer:
-    """Return the answer to a prompt, from a thread that runs the engine meanwhile; see `answer`."""
+    """Return the answer to the prompt `tokens`, as `answer` assembles it, while a thread runs the engine."""
     thread = EngineThread(engine, 0)
     thread.start()
     try:
@@ -65,7 +65,7 @@ def answer_alone(
 
 
 class ScriptedThread:
-    """In place of an engine's thread: every request gets the same tokens."""
+    """A substitute for an engine's thread that gives every request the same tokens."""
 
     def __init__(self, tokens: SequenceOf[int]) -> None:
         self._tokens = tokens

@@ -1,4 +1,4 @@
-"""A master in a testbed that finds its workers, and workers that come and go."""
+"""A testbed with a master that finds its workers, and with workers that come and go."""
 
 import json
 import os
@@ -22,10 +22,10 @@ _NEIGHBOURS = "10.79.0.0/24"
 
 
 class Home:
-    """A master on a slow device, a, that answers when it is asked to; workers on the others, once they are started."""
+    """A master on the slow device a, which answers on request, and workers on the other devices once started."""
 
     def __init__(self, root: Path, bed: Testbed, stack: ExitStack, multicast: bool = False) -> None:
-        """Where the network carries no `multicast`, a file says what is announced."""
+        """Create the home. If the network does not carry `multicast`, a file replaces the announcements."""
         root.mkdir(parents=True, exist_ok=True)
         self._root, self._bed, self._stack, self._multicast = root, bed, stack, multicast
         self._keys = {name: root / "keys" / name for name in NAMES}
@@ -47,7 +47,10 @@ class Home:
         self._stack.enter_context(started(self._stack.enter_context(self._master)))
 
     def joins(self, name: str) -> None:
-        """Start a worker, and have it announced; where it announces itself, it listens at whatever address it has."""
+        """Start the worker `name`, and announce it.
+
+        With multicast, the worker announces itself and listens on all addresses.
+        """
         address = self._bed.address(name)
         host, silent = ("0.0.0.0", ()) if self._multicast else (address, ("--no-announce",))
         command = [sys.executable, "-m", "tpi.cli", "worker", "--listen", f"{host}:9990", "--name", name, *silent]
@@ -61,7 +64,7 @@ class Home:
             said.write(f"{name} {load_identity(self._keys[name]).public.hex()} {address}\n")
 
     def moves(self, name: str, number: int) -> None:
-        """A device at the other end of a's cable gets another address, as from the router of another room."""
+        """Give the device `name`, at the other end of a's cable, another address, as another router would."""
         host, network = _NEIGHBOURS.removesuffix("0/24") + str(number), _NEIGHBOURS
         self._command(name, "addr", "flush", "dev", _CABLE)
         self._command(name, "addr", "flush", "dev", "lo", "to", f"{self._bed.address(name)}/32")
@@ -71,11 +74,11 @@ class Home:
         self._command("a", "route", "replace", network, "dev", _CABLE)
 
     def answer(self) -> list[str]:
-        """Have a request answered; the names of the nodes that did."""
+        """Request an answer from the master; return the names of the nodes that computed it."""
         return self.ask()[0]
 
     def ask(self) -> tuple[list[str], list[int], int]:
-        """Have a request answered; the names of the nodes, the tokens, and the bytes of weights sent for them."""
+        """Request an answer; return the names of the nodes, the tokens, and the bytes of weights sent to the nodes."""
         assert self._master.stdin
         assert self._master.stdout
         self._master.stdin.write("\n")
@@ -89,7 +92,7 @@ class Home:
         return (self._root / "log").read_text()
 
     def said_by(self, name: str) -> str:
-        """What a worker says."""
+        """Return the output of the worker `name`."""
         return (self._root / f"{name}-log").read_text()
 
     def _command(self, name: str, *arguments: str) -> None:
@@ -98,7 +101,7 @@ class Home:
 
 @contextmanager
 def home(root: Path) -> Iterator[tuple[Home, Testbed]]:
-    """Three devices around a router, which carries no multicast."""
+    """Start a home of three devices around a router that does not carry multicast."""
     topology = star("later", (_SLOW, Host("b"), Host("c")), HostLink(("", ""), 1e9, 50e-6))
     with Testbed.start(topology, "tun", root=root / "bed") as bed, ExitStack() as stack:
         yield Home(root, bed, stack), bed
@@ -106,7 +109,7 @@ def home(root: Path) -> Iterator[tuple[Home, Testbed]]:
 
 @contextmanager
 def home_by_cable(root: Path) -> Iterator[tuple[Home, Testbed]]:
-    """Two devices, a and b, on a cable that carries all that is sent, multicast too."""
+    """Start a home of two devices, a and b, on a cable that carries all packets, multicast included."""
     topology = Topology("cable", (_SLOW, Host("b")), (HostLink(("a", "b")),))
     with Testbed.start(topology, "tc", root=root / "bed") as bed, ExitStack() as stack:
         yield Home(root, bed, stack, multicast=True), bed

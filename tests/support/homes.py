@@ -1,4 +1,4 @@
-"""Homes whose layouts are searched: nodes of given speeds and distances, and a model of a few layers."""
+"""Homes for tests of the search for layouts: nodes of given speeds and distances, and a model of a few layers."""
 
 from itertools import combinations
 
@@ -16,7 +16,10 @@ def home(
     rooms: list[int] | None = None,
     cuts: tuple[int, ...] = (),
 ) -> StageProblem:
-    """Nodes with 2 sums a layer; `apart` are the seconds between two nodes. The last layer has twice the neurons."""
+    """Return a home whose model has 2 sums a layer, and twice the neurons in the last layer.
+
+    `apart` are the seconds between two nodes.
+    """
 
     def link(one: int, other: int) -> float:
         return apart if isinstance(apart, float) else apart[min(one, other), max(one, other)]

@@ -30,9 +30,9 @@ _LONG_S = 60.0
 
 
 def lasting_address() -> str:
-    """An address of this machine with three free ports that the system gives to no process that asks for any port.
+    """Return an address of this machine with three free ports that the system does not hand out for port 0.
 
-    Those of port 0 are: a connection of another process may have them when a worker comes back.
+    A port that the system hands out may belong to another process when a worker comes back.
     """
     drawn = random.SystemRandom()
     while True:
@@ -45,7 +45,7 @@ def lasting_address() -> str:
 
 @dataclass
 class Laptop:
-    """One worker, at the same address and with the same cache each time that it is started."""
+    """One worker, with the same address and cache each time it is started."""
 
     name: str
     cache: Path
@@ -56,7 +56,7 @@ class Laptop:
     process: "subprocess.Popen[bytes] | None" = None
 
     def start(self) -> None:
-        """Start it, and wait until it listens."""
+        """Start the worker, and wait until it listens."""
         command = [*self.command, "--listen", self.address, "--name", self.name, "--cache", str(self.cache)]
         self.process = subprocess.Popen(
             [*command, *self.arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -65,7 +65,7 @@ class Laptop:
         self.address = announced(self.process)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; a killed one is waited for."""
+        """Send a signal to the worker; after a kill, wait for its end."""
         assert self.process
         self.process.send_signal(number)
         if number == signal.SIGKILL:
@@ -73,12 +73,12 @@ class Laptop:
 
     @property
     def memory(self) -> int:
-        """Resident bytes."""
+        """The worker's resident memory in bytes."""
         assert self.process
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
     def stop(self) -> None:
-        """End it, frozen or not; of one that died by itself what it said is read, and its pipe closed."""
+        """End the worker, frozen or not; if it died by itself, read its output and close its pipe."""
         if self.process is None:
             return
         self.process.kill()
@@ -88,7 +88,7 @@ class Laptop:
 
 @contextmanager
 def house(root: Path, count: int, *arguments: str) -> Iterator[list[Laptop]]:
-    """`count` laptops, called a, b, c, ..."""
+    """Run `count` laptops, called a, b, c, ..., during the block."""
     laptops = [Laptop(chr(ord("a") + number), root / f"cache-{number}", arguments) for number in range(count)]
     try:
         for laptop in laptops:
@@ -100,7 +100,7 @@ def house(root: Path, count: int, *arguments: str) -> Iterator[list[Laptop]]:
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> float:
-    """Wait for something; how long that took."""
+    """Wait until `true` returns True; return the seconds that it took."""
     started, waited = time.monotonic(), threading.Event()
     while not true():
         assert time.monotonic() - started < seconds, "it never came to that"
@@ -109,7 +109,7 @@ def until(true: Callable[[], bool], seconds: float = 60) -> float:
 
 
 def until_error(look: Callable[[], object], kind: type[TpiError]) -> TpiError:
-    """The error that `look` raises when called again and again."""
+    """Call `look` repeatedly until it raises an error of `kind`; return the error."""
     found: list[TpiError] = []
 
     def raised() -> bool:
@@ -132,7 +132,7 @@ class Spoken:
 
 
 def speak(session: Session, prompt: list[int], length: int, at: Callable[[int], None] = lambda count: None) -> Spoken:
-    """Answer `prompt` greedily with `length` tokens; `at` is called with how many there are, after each.
+    """Answer `prompt` greedily with `length` tokens; call `at` after each token with the number of tokens so far.
 
     Raises:
         TpiError: if the answer ended with an error.
@@ -149,7 +149,7 @@ def speak(session: Session, prompt: list[int], length: int, at: Callable[[int], 
 
 
 class _Speaker:
-    """Counts tokens, and the pauses between them, on the engine's thread."""
+    """A counter of tokens and of the pauses between them, on the engine's thread."""
 
     def __init__(self, at: Callable[[int], None]) -> None:
         self.spoken = Spoken([], 0.0)
@@ -171,10 +171,10 @@ class _Speaker:
 
 @contextmanager
 def amid(seed: int, tokens: int, do: Callable[[random.Random], None]) -> Iterator[Callable[[int], None]]:
-    """Have `do` called in another thread, somewhere in the step after a token that `seed` draws.
+    """Call `do` in another thread, at some moment of the step after a token that `seed` draws.
 
-    What it yields is to be called with how many tokens of the answer's `tokens` there are, after each. It holds up the
-    last ones until `do` has been called, so that this is in the answer whatever else the machine does.
+    The test must call the yielded function after each of the answer's `tokens` tokens, with the number of tokens so
+    far. The function delays the last tokens until `do` was called, so that the call always falls within the answer.
     """
     drawn = random.Random(seed)
     number, delay = drawn.randint(1, max(1, tokens * 3 // 4)), drawn.uniform(0, _STEP_S)
@@ -203,7 +203,7 @@ def amid(seed: int, tokens: int, do: Callable[[random.Random], None]) -> Iterato
 
 @contextmanager
 def at_random(seed: int, within: float, do: Callable[[random.Random], None]) -> Iterator[None]:
-    """Have `do` called in another thread, at a moment within `within` seconds that `seed` draws."""
+    """Call `do` in another thread, at a moment within `within` seconds that `seed` draws."""
     drawn = random.Random(seed)
     delay = drawn.uniform(0, within)
 

@@ -1,4 +1,4 @@
-"""Tiny random models of every family, made with transformers, their tokenizer, and a plain way to run a pack."""
+"""Tiny random models of every family, made with transformers, their tokenizer, and a simple way to run a pack."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -127,7 +127,7 @@ def _configs() -> dict[str, Callable[[], Any]]:
 
 
 def _mixtures() -> dict[str, Callable[[], Any]]:
-    """Families with experts; an expert's neurons are no whole units."""
+    """Return configurations of families with experts, whose neurons do not fill whole units."""
     import transformers
 
     odd = SIZES | {"intermediate_size": 100}
@@ -232,8 +232,8 @@ def make_model(
 ) -> TinyModel:
     """Write the tiny model `name` (one of `MODELS`) with its tokenizer; `shard` is the largest file, such as 100KB.
 
-    With `layers`, so many of them instead of two: kinds of attention take turns, all else is as in the second. With
-    `heads`, so many, and so many of keys and values, for those that have them as Llama does.
+    With `layers`, the model has that many layers instead of two: kinds of attention alternate, and all else is as in
+    the second layer. `heads` are the numbers of query heads and KV heads, for families that have heads like Llama.
     """
     import torch
     import transformers
@@ -266,7 +266,7 @@ def make_model(
 
 
 def write_tokenizer(directory: Path) -> None:
-    """A byte-level BPE tokenizer with chat tokens, trained on `TEXT`, as the files of a Hugging Face directory."""
+    """Write a byte-level BPE tokenizer with chat tokens, trained on `TEXT`, to a Hugging Face directory."""
     import json
 
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -288,7 +288,7 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -> F32:
-    """Logits `[tokens, vocab]` of a pack on a single node, through the blocks and `kernels`, by default the native."""
+    """Return logits `[tokens, vocab]` of a pack on one node, computed with `kernels`, by default the native ones."""
     config, kernels = pack.config.for_context(len(tokens)), kernels or open_kernels()
     x = embedded(config, kernels.gather(*_table(pack.embedding), np.asarray(tokens, np.int32)))
     positions = np.arange(len(tokens), dtype=np.int32)
@@ -325,7 +325,7 @@ def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -
 
 
 def _source(pack: Pack, layer: int, block: PackBlock) -> tuple[RunLayout, Range] | None:
-    """The keys and values that an attention block reads, if it has none."""
+    """Return the run of keys and values of another layer that an attention block reads; None if it has its own."""
     if block.kind != "attention" or pack.config.kv_layer(layer) == layer:
         return None
     run = pack.layers[pack.config.kv_layer(layer)][0].run("kv")
@@ -333,7 +333,7 @@ def _source(pack: Pack, layer: int, block: PackBlock) -> tuple[RunLayout, Range]
 
 
 def reference_logits(model: TinyModel, tokens: list[int]) -> F32:
-    """The logits of transformers after each of `tokens`, `[tokens, vocab]`."""
+    """Return the logits of transformers after each of `tokens`, `[tokens, vocab]`."""
     import torch
 
     with torch.no_grad():
@@ -353,7 +353,7 @@ def whole(
     kernels: Kernels,
     source: tuple[RunLayout, Range] | None = None,
 ) -> Segment:
-    """A block of a pack as one segment; a recurrent one has a single state. `source` is as for `open_segment`."""
+    """Return a block of a pack as one segment, with one state if recurrent. `source` goes to `open_segment`."""
     runs = [(run, Range(0, run.units)) for run in block.shape.runs]
     states = None
     if block.kind in RECURRENT_KINDS:

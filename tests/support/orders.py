@@ -16,5 +16,5 @@ def phase_by_phase(blocks: int, micro_batches: int) -> Iterator[Task]:
 
 
 def use_order(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
-    """Let all nodes of this process run their steps in `order` instead of block by block."""
+    """Make all nodes of this process run their steps in `order` instead of block by block."""
     monkeypatch.setattr("worker.node.division.block_by_block", order)

@@ -1,4 +1,4 @@
-"""Where the repository and the tests' data files are."""
+"""Paths of the repository and of the tests' data files."""
 
 from pathlib import Path
 

@@ -20,7 +20,7 @@ def logits(pack: Pack, x: F32, kernels: Kernels) -> F32:
 
 
 def perplexity(pack: Pack, tokens: I32, kernels: Kernels, feed_forward: FeedForward = dense) -> float:
-    """Return the perplexity of `tokens` `[sequences, length]`, over all tokens but the first of each sequence."""
+    """Return the perplexity of `tokens` `[sequences, length]`, over all tokens except the first of each sequence."""
     x = replay(pack, tokens, kernels, feed_forward).reshape(*tokens.shape, -1)
     surprise: list[F32] = []
     for states, sequence in zip(x, tokens, strict=True):

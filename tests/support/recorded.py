@@ -1,7 +1,7 @@
-"""Bodies as Codex and Claude Code send them, with shorter texts.
+"""Request bodies of Codex and Claude Code, with shorter texts.
 
-Those with a version in their name were recorded from `codex exec` and `claude -p`, before and after calls of tools. The
-others have what these versions send in other settings, or earlier ones sent, by their public sources.
+Bodies with a version in their name were recorded from `codex exec` and `claude -p`, before and after calls of tools.
+The other bodies follow the public sources: what these versions send in other settings, or what earlier versions sent.
 """
 
 import json
@@ -20,7 +20,7 @@ CODEX_HEADERS = {"originator": "codex_cli_rs", "session_id": "019ab4c8", "accept
 
 
 def recorded(name: str, model: str) -> dict[str, Any]:
-    """Return one body, with the name of the model that is asked for."""
+    """Return the recorded body `name`, with `model` as the requested model."""
     text = (ROOT / f"tests/support/data/clients/{name}.json").read_text()
     body: dict[str, Any] = json.loads(text)
     return body | {"model": model}

@@ -1,4 +1,4 @@
-"""A wire tap: passes a TCP connection on, and remembers what the connecting side said."""
+"""A wire tap: it forwards a TCP connection, and records the bytes of the connecting side."""
 
 import socket
 from contextlib import suppress
@@ -7,7 +7,7 @@ from types import TracebackType
 
 
 class Recorder:
-    """Listens on `port` for one connection, which it passes on to another port of this machine."""
+    """A listener on `port` that forwards one connection to another port of this machine."""
 
     def __init__(self, target: int) -> None:
         self.sent = b""

@@ -1,4 +1,4 @@
-"""Recordings of the units that a made-up run uses."""
+"""Recordings of the units that an invented run uses."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby

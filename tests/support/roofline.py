@@ -1,4 +1,4 @@
-"""Problems of batches: small machines that are drawn, and the paper's setting."""
+"""Batch problems for the roofline model: on small random machines, and in the paper's setting."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ rates = st.floats(1, 100)
 
 @st.composite
 def problems(draw: st.DrawFn) -> BatchProblem:
-    """Layers of some hundred bytes on machines whose memories hold some of them."""
+    """Draw a problem: layers of some hundred bytes on a machine whose memories hold only some of the layers."""
     routed = draw(st.sampled_from([0.0, 400.0]))
     layer = LayerShape(
         draw(st.integers(2, 4)), 100, 50, 300, 150, routed, routed / 2, 4, 2,
@@ -67,6 +67,6 @@ def fits(problem: BatchProblem, policy: BatchPolicy, slack: float = 1e-6) -> boo
 
 
 def paper(preset: str, most: int, prompt: int = 77, layer: LayerShape = MIXTRAL) -> BatchProblem:
-    """Mixtral 8x7B in 16 bits, or another, on a machine of table 2, for MTBench with answers of 128 tokens."""
+    """Return the problem of Mixtral 8x7B in 16 bits (or `layer`) on a machine of table 2, for MTBench's answers."""
     machine = emulated_node(parse_emulated(preset))
     return BatchProblem(layer, machine, BatchWork(most, prompt, 128), Needs(400_000, 1 << 28), step=20_000)

@@ -27,7 +27,7 @@ KEY = "secret"
 
 @dataclass
 class Served:
-    """A server that answers at `url`."""
+    """A running server with the base address `url`."""
 
     url: str
     engine: Engine
@@ -37,7 +37,7 @@ class Served:
 
     @property
     def pages_in_use(self) -> int:
-        """Pages that a sequence holds, between two steps."""
+        """The number of pages that sequences hold, between two steps."""
         pages = self.engine.deployment.pages
         return pages.total - self.thread.call(lambda: pages.free).result(60)
 
@@ -55,7 +55,7 @@ def tiny_server(
     grace_s: float = 0.0,
     share_prefixes: bool = False,
 ) -> Iterator[Served]:
-    """It is left without a page in use and without a task; `most` requests run at once."""
+    """Run a server of a tiny model, with `most` requests at once; check at the end that no page or task is left."""
     with closing(in_process_deployment(pack, [1, 1], cache, chunk=64, context=context, pool=pool)) as deployment:
         engine = Engine(deployment, most)
         thread, metrics = EngineThread(engine, limits.waiting), ServerMetrics(MODEL)
@@ -85,5 +85,5 @@ def client(served: Served, key: str | None = KEY) -> httpx.Client:
 
 
 def said(content: str = "Hello", **more: object) -> dict[str, object]:
-    """The body of a chat completion."""
+    """Return the body of a request for a chat completion with the text `content`."""
     return {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0, **more}

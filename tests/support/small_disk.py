@@ -1,4 +1,4 @@
-"""A disk that is soon full: a small file system of its own."""
+"""A disk that is soon full: a small file system."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import pytest
 
 @contextmanager
 def small_disk(place: Path, size: int) -> Iterator[Path]:
-    """A file system of `size` bytes at `place`, which is made; skips the test where mounting is not allowed."""
+    """Create and mount a file system of `size` bytes at `place`; skip the test if mounting is not allowed."""
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tpi-test", str(place)]
     if sys.platform != "linux" or subprocess.run(command, capture_output=True, check=False).returncode:

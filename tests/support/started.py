@@ -1,4 +1,4 @@
-"""`tpi serve` as a process of its own."""
+"""Runs of `tpi serve` in a process of its own."""
 
 import re
 import signal
@@ -14,14 +14,14 @@ from tests.support.commands import TPI, clean
 
 @contextmanager
 def serving(folder: Path, *flags: str) -> Iterator[httpx.Client]:
-    """`tpi serve`; its log is in the folder."""
+    """Run `tpi serve` during the block, with its log in `folder`; yield its address."""
     with server(folder, *flags) as (_, http):
         yield http
 
 
 @contextmanager
 def server(folder: Path, *flags: str) -> Iterator[tuple["subprocess.Popen[str]", httpx.Client]]:
-    """As `serving`, with its process."""
+    """Run `tpi serve` as `serving` does; yield its address and its process."""
     command = [*TPI, "serve", "--port", "0", "-q", *flags]
     with (
         (folder / "log").open("wb") as log,

@@ -1,4 +1,4 @@
-"""Whether this host stood still: then a program that is there is silent, as if it were frozen or cut off."""
+"""Detection of a host that stood still: a live program then seems frozen or cut off."""
 
 from threading import Event, Thread
 from time import monotonic
@@ -9,7 +9,7 @@ _BEAT_S = 0.02
 
 
 class Stillness:
-    """While it is entered, a thread wakes fifty times a second; `longest` is by how many seconds it was late."""
+    """A context in which a thread wakes fifty times a second; `longest` is its largest delay in seconds."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -18,7 +18,7 @@ class Stillness:
 
     @property
     def excuses(self) -> bool:
-        """Whether the host stood still for so long that others may have been silent for too long."""
+        """True if the host stood still so long that other processes may have been silent for too long."""
         return self.longest >= STILL_S
 
     def __enter__(self) -> "Stillness":

@@ -1,4 +1,4 @@
-"""A command at a real terminal: a pseudo-terminal of its own, keys in, the screen's text out. No fixed waits."""
+"""A command at a pseudo-terminal: tests send keys and read the screen's text, without fixed waits."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ ENTER, ALT_ENTER, CTRL_C, CTRL_D, UP = "\r", "\x1b\r", "\x03", "\x04", "\x1b[A"
 
 
 class Terminal:
-    """One process at its terminal. `screen` is everything it has shown, without escape sequences."""
+    """One process at its terminal. `screen` is all text shown so far, without escape sequences."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", fd: int) -> None:
         self.process = process
@@ -40,7 +40,7 @@ class Terminal:
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def expect(self, text: str, seconds: float = 90) -> str:
-        """Read until `text` is shown; what was shown since the last call, up to it."""
+        """Read until `text` is shown; return the text shown since the last call, up to the end of `text`."""
         ends = time.monotonic() + seconds
         while (found := self.screen.find(text, self._seen)) < 0:
             assert self._read(ends), f"no {text!r} after:\n{self.screen}"
@@ -48,18 +48,18 @@ class Terminal:
         return shown
 
     def leave(self, seconds: float = 60) -> int:
-        """Read to the end; the exit code."""
+        """Read to the end of the output, and return the exit code."""
         ends = time.monotonic() + seconds
         while self._read(ends):
             pass
         return self.process.wait(max(1.0, ends - time.monotonic()))
 
     def attributes(self) -> list[Any]:
-        """The terminal's settings: raw, echo and so on."""
+        """Return the terminal's settings, as `termios.tcgetattr` gives them."""
         return termios.tcgetattr(self._fd)[:4]
 
     def _read(self, ends: float) -> bool:
-        """Take in what comes next; False at the end, or when time is up."""
+        """Append the next output to `screen`; return False at the end of the output or at the time `ends`."""
         ready, _, _ = select.select([self._fd], [], [], max(0.0, ends - time.monotonic()))
         try:
             data = os.read(self._fd, 4096) if ready else b""
@@ -73,7 +73,7 @@ class Terminal:
 def terminal(
     command: Sequence[str], environment: Mapping[str, str], size: tuple[int, int] = (24, 200)
 ) -> Iterator[Terminal]:
-    """`command` with `environment` at a terminal of `size` lines and columns."""
+    """Run `command` with `environment` at a terminal of `size` (lines, columns) during the block."""
     fd, other = os.openpty()
     fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     process = subprocess.Popen(

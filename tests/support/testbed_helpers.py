@@ -1,4 +1,4 @@
-"""Helpers of the testbed's tests: the right to make namespaces, small topologies, echo programs, traces left behind."""
+"""Helpers of the testbed's tests: rights to namespaces, small topologies, echo programs, remains."""
 
 import functools
 import math
@@ -65,7 +65,7 @@ for _ in range(int(sys.argv[2])):
 
 @functools.cache
 def _obstacle() -> str | None:
-    """Why no namespaces can be made here."""
+    """Return the reason why this process cannot create namespaces; empty if it can."""
     try:
         require_root()
         os.close(new_namespace())
@@ -79,19 +79,19 @@ needs_root = pytest.mark.skipif(_obstacle() is not None, reason=f"no namespaces 
 
 
 def pair(bandwidth: float = 1e9, latency: float = 1e-3, **link: float) -> Topology:
-    """Two devices on one cable."""
+    """Return two devices on one cable."""
     return Topology("pair", (Host("a"), Host("b")), (HostLink(("a", "b"), bandwidth, latency, **link),))
 
 
 def wheel(count: int, bandwidth: float, latency: float, shared: float | None = None) -> Topology:
-    """`count` devices around a router: a, b, c, ..."""
+    """Return `count` devices around a router: a, b, c, ..."""
     devices = tuple(Host(chr(ord("a") + i)) for i in range(count))
     return star("wheel", devices, HostLink(("", ""), bandwidth, latency), shared)
 
 
 @contextmanager
 def started(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
-    """A process that is killed at the end of the block, however it ends."""
+    """Yield a process, and kill it at the end of the block, also after an error."""
     try:
         yield process
     finally:
@@ -101,7 +101,7 @@ def started(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]
 
 
 class Overheard:
-    """What a process says on stderr, each line with when it was said, on `time.monotonic`."""
+    """The lines that a process writes to stderr, each with its time on `time.monotonic`."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stderr is not None
@@ -111,11 +111,11 @@ class Overheard:
 
     @property
     def text(self) -> str:
-        """All that was said."""
+        """All lines so far as one text."""
         return "".join(line for _, line in self._lines)
 
     def after(self, begun: float, words: str) -> float:
-        """Seconds from `begun` to the first line with these words; infinity: they were never said."""
+        """Return the seconds from `begun` to the first line with `words`; infinity if there is none."""
         return next((at - begun for at, line in self._lines if words in line), math.inf)
 
     def __enter__(self) -> "Overheard":
@@ -132,7 +132,7 @@ class Overheard:
 
 @contextmanager
 def echo_on(bed: Testbed, device: str) -> Iterator["subprocess.Popen[str]"]:
-    """`ECHO` on `device`, which listens."""
+    """Run `ECHO` on `device` during the block, once it listens."""
     command = [sys.executable, "-c", ECHO, bed.address(device)]
     with started(bed.popen(device, command, stdout=subprocess.PIPE, text=True)) as process:
         assert process.stdout is not None
@@ -142,7 +142,7 @@ def echo_on(bed: Testbed, device: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def trips(bed: Testbed, source: str, target: str, count: int, size: int) -> list[float]:
-    """Round trip times in ms between `source` and the echo on `target`, sorted."""
+    """Return sorted round trip times in ms between `source` and the echo on `target`."""
     command = [sys.executable, "-c", CLIENT, bed.address(target), str(count), str(size)]
     process = bed.popen(source, command, stdout=subprocess.PIPE, text=True)
     output, _ = process.communicate(timeout=60)
@@ -151,7 +151,7 @@ def trips(bed: Testbed, source: str, target: str, count: int, size: int) -> list
 
 
 def verified(bed: Testbed) -> list[LinkMeasurement]:
-    """As `verify`, again and again: a shared machine has minutes in which it cannot emulate a network."""
+    """Repeat `verify` until it succeeds, since a busy machine may fail for minutes; return the measurements."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         with suppress(TestbedError):
@@ -160,7 +160,7 @@ def verified(bed: Testbed) -> list[LinkMeasurement]:
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for a condition that another process brings about."""
+    """Wait until `condition`, which another process fulfils, returns True."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came about"
@@ -168,7 +168,7 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 def traces(root: Path, name: str) -> list[str]:
-    """Everything of the testbed `name` that can still be found on this machine."""
+    """Return descriptions of everything of the testbed `name` that is still on this machine."""
     hierarchies = find_hierarchies()
     roots = [hierarchies.unified] if hierarchies.unified else list(hierarchies.version1.values())
     found = [str(folder) for top in roots for folder in top.glob(f"tpi-{name}*")]
@@ -180,7 +180,7 @@ def traces(root: Path, name: str) -> list[str]:
 
 
 def _belongs(process: Path, name: str) -> bool:
-    """Whether it carries the testbed's mark, or is named after it, as its holder is."""
+    """Return True if a process has the testbed's mark in its environment, or its name in the command line."""
     try:
         marks = (process / "environ").read_bytes().split(b"\0")
         return f"TPI_TESTBED={name}".encode() in marks or name.encode() in (process / "cmdline").read_bytes()

@@ -1,4 +1,4 @@
-"""Vocabularies that say of each token which bytes it is, in the two spellings that models have."""
+"""Vocabularies that map tokens to bytes, in both spellings that models use (byte-level and byte fallback)."""
 
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as FastTokenizer
@@ -7,7 +7,7 @@ END = "<|end|>"
 
 
 def byte_level() -> FastTokenizer:
-    """A vocabulary of the 256 bytes, as GPT-2 spells them; number 256 is a control token."""
+    """Return a vocabulary of the 256 bytes, as GPT-2 spells them; token 256 is a control token."""
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in kept]
     letters = {chr(byte): byte for byte in kept} | {chr(256 + index): byte for index, byte in enumerate(others)}
@@ -18,7 +18,7 @@ def byte_level() -> FastTokenizer:
 
 
 def byte_fallback(words: tuple[str, ...] = ()) -> FastTokenizer:
-    """A vocabulary of the 256 bytes, as SentencePiece spells them; then `words`, with U+2581 for a blank."""
+    """Return a vocabulary of the 256 bytes, as SentencePiece spells them, then `words`, with U+2581 for a space."""
     pieces = {f"<0x{byte:02X}>": byte for byte in range(256)}
     pieces |= {word: 256 + index for index, word in enumerate(words)}
     fast = FastTokenizer(models.BPE(pieces, [], byte_fallback=True))
@@ -27,7 +27,7 @@ def byte_fallback(words: tuple[str, ...] = ()) -> FastTokenizer:
 
 
 def llama_style(words: tuple[str, ...]) -> FastTokenizer:
-    """As `byte_fallback`, but a text loses the blank at its beginning, as Llama 2's does."""
+    """Return the vocabulary of `byte_fallback`, with Llama 2's rule that a text loses its leading space."""
     fast = byte_fallback(words)
     steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     fast.decoder = decoders.Sequence(steps)

@@ -1,1 +1,1 @@
-"""Nodes, groups and what they say to each other."""
+"""Nodes and groups for tests, and their messages."""

@@ -43,7 +43,7 @@ def config(layers: int) -> ModelConfig:
 
 
 class MadeUpModel:
-    """`layers` attention and FFN blocks of random bytes; a source for `Cluster.assign`."""
+    """A model of `layers` attention and FFN blocks of random bytes; a source for `Cluster.assign`."""
 
     def __init__(self, layers: int = 2, width: int = 4, units: int = 8, same: bool = False, seed: int = 0) -> None:
         parts = (Part("q", "f32", "row"), Part("o", "f32", "column"))
@@ -91,7 +91,7 @@ class MadeUpModel:
         )  # fmt: skip
 
     def split(self, session: int, epoch: int, peers: Sequence[PeerAddress], cut: int = 4) -> list[Assign]:
-        """Everything below `cut` on rank 1, the rest on rank 2 (if there is one); nothing on the master."""
+        """Return plans with units below `cut` on rank 1, the rest on rank 2 (if it exists), and none on the master."""
         units = self.layouts[0].units
         ranges = [Range(0, 0), Range(0, cut), Range(cut, units)][: len(peers)]
         halves = [Range(part.first // 2, -(-part.last // 2)) for part in ranges]
@@ -120,14 +120,14 @@ def step(session: int, epoch: int, number: int, value: float = 1.0, tokens: int 
 
 @contextmanager
 def fake_worker(cache: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A worker process without a model; its process and address."""
+    """Start a worker process that computes nothing; return its process and address."""
     with fake_workers([cache], *arguments) as (processes, addresses):
         yield processes[0], addresses[0]
 
 
 @contextmanager
 def real_worker(cache: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A worker process that computes; its process and address."""
+    """Start a worker process that computes; return its process and address."""
     command = [*REAL_WORKER, "--listen", "127.0.0.1:0", "--cache", str(cache), *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         try:
@@ -138,7 +138,7 @@ def real_worker(cache: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen
 
 @contextmanager
 def fake_workers(caches: Sequence[Path], *arguments: str) -> Iterator[tuple[list[subprocess.Popen[bytes]], list[str]]]:
-    """Several at once, named like their caches unless told otherwise."""
+    """Run several fake workers during the block, named like their caches by default."""
     processes = [
         subprocess.Popen(
             [*FAKE_WORKER, "--listen", "127.0.0.1:0", "--cache", str(cache), "--name", cache.name, *arguments],
@@ -155,6 +155,6 @@ def fake_workers(caches: Sequence[Path], *arguments: str) -> Iterator[tuple[list
 
 
 def announced(process: subprocess.Popen[bytes]) -> str:
-    """The address that a worker process says it listens on."""
+    """Return the address on which a worker process says that it listens."""
     assert process.stdout
     return process.stdout.readline().decode().split("listens on ")[1].split()[0]

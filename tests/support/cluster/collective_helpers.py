@@ -19,7 +19,7 @@ SESSION = 0x1234_5678_9ABC_DEF0
 
 
 def partials_of(size: int, count: int, seed: int = 0) -> list[F32]:
-    """One `[1, count]` partial per rank, of magnitudes that make the order of summing visible."""
+    """Return a partial `[1, count]` for each rank, with magnitudes that make the order of summation visible."""
     rng = np.random.default_rng(seed)
     return [(rng.standard_normal((1, count)) * 10.0 ** rng.integers(-3, 3)).astype(np.float32) for _ in range(size)]
 
@@ -61,7 +61,7 @@ class House:
 
 
 def run_group(name: str, size: int, node: Callable[[Group], T], **spec: object) -> list[T]:
-    """What `node` returns on each rank, all ranks at once in threads."""
+    """Run `node` on each rank, in one thread per rank; return the results by rank."""
 
     if name == "shared" and not shared.available():
         pytest.skip("shared memory needs Linux and the native part")

@@ -1,4 +1,4 @@
-"""A whole group in one process: nodes as threads that meet at a board instead of sockets. For fast tests."""
+"""A whole group in one process, for fast tests: nodes are threads that exchange sums through shared memory."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -70,7 +70,7 @@ def in_process_engine(
     kv: KvDtype | None = None,
     pool: int | None = None,
 ) -> Iterator[Engine]:
-    """An engine over one node per share, all in this process, with `pool` pages; `kv` None: as a session chooses."""
+    """Run an engine with one in-process node per share and `pool` pages; `kv` None: the default of a session."""
     with closing(in_process_deployment(pack, shares, cache, chunk, context, kv, pool=pool)) as deployment:
         yield Engine(deployment)
 
@@ -92,12 +92,12 @@ def in_process_deployment(
     stages: str = ONE,
     **more: Any,
 ) -> Deployment:
-    """As `in_process_engine`, without the engine; with `pool` pages and `more` node options.
+    """Return a deployment with one in-process node per share, `pool` pages and `more` node options.
 
-    With several `stages`, as for `--stages` with the names n0, n1 and so on, nodes have sockets.
+    `stages` is the value of `--stages` for nodes called n0, n1 and so on. With several stages, nodes have sockets.
 
-    Rank 0 has `host` and `disk` in place of the real ones. `accelerators` are by rank, and so are `hosts` in place of
-    all real ones; `predictors`, by layer, are for `sparsity`.
+    Rank 0 has `host` and `disk` in place of the real ones. `accelerators` and `hosts` (which replace all
+    real hosts) are given by rank, `predictors` by layer.
     """
     pool = pool or 4 * pages_for(context)  # pages: room for several sequences
     options = NodeOptions(context, pool, kv or kv_dtype(pack), chunk, **more)
@@ -132,7 +132,7 @@ def in_process_deployment(
 
 
 def _endpoints(stack: ExitStack, size: int, sockets: bool) -> list[tuple[Endpoints, str]]:
-    """Each node's endpoints and address: a board that all share, or a bound socket each."""
+    """Return each node's endpoints and address: one shared board, or a bound socket each."""
     if not sockets:
         return [(Endpoints(board=Board(size)), "")] * size
     net = stack.enter_context(closing(Net()))

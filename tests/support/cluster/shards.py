@@ -1,4 +1,4 @@
-"""A shard cache filled as a worker fills it, from a made-up model, and looked at."""
+"""A shard cache that is filled from an invented model as a worker fills it, and checks of its contents."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def plan_of(model: MadeUpModel, rank: int = 1, cut: int = 4) -> Assign:
 
 
 def fill(cache: ShardCache, model: MadeUpModel, assign: Assign) -> tuple[list[HeldBlock], int]:
-    """All blocks of `assign`, and the bytes of weights that had to come from the model."""
+    """Fill the cache; return all blocks of `assign`, and the bytes of weights that came from the model."""
     stored = node_blocks(assign)
     found = cache.open(stored)
     sent = 0
@@ -34,7 +34,7 @@ def fill(cache: ShardCache, model: MadeUpModel, assign: Assign) -> tuple[list[He
 
 
 def check(model: MadeUpModel, assign: Assign, held: list[HeldBlock]) -> None:
-    """Every block has the model's units, back to back, at a page of its file, and the model's vectors."""
+    """Check that every block has the model's units, back to back from a page boundary, and the model's vectors."""
     for plan, block in zip(assign.blocks, held, strict=True):
         expected = b"".join(
             model.units[plan.id, assign.layouts[run.layout].name][run.first : run.last].tobytes() for run in plan.runs

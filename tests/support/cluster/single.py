@@ -1,4 +1,4 @@
-"""One node in this process, on any disk and with an exchange of any length: what the steady state is measured on."""
+"""One node in this process with any disk and any duration of an allreduce, to measure the steady state."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -36,7 +36,7 @@ _PREFILL = 16  # tokens
 
 @dataclass(frozen=True)
 class Setting:
-    """What the node is given. Bytes; seconds."""
+    """The settings of the node, in bytes and seconds."""
 
     memory: int = 1 << 40
     window: int = 0
@@ -47,14 +47,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Pace:
-    """Median seconds of a token, and of its waiting for weights."""
+    """Median seconds per token, and median seconds per token of waiting for weights."""
 
     token: float
     stall: float
 
 
 class SlowLoopback(Loopback):
-    """A group of one whose exchanges take their time."""
+    """A group of one node whose allreduces take a given time."""
 
     def __init__(self, spec: GroupSpec, seconds: float) -> None:
         super().__init__(spec, Endpoints())
@@ -62,7 +62,7 @@ class SlowLoopback(Loopback):
 
     @property
     def trivial(self) -> bool:
-        """It takes its time."""
+        """False: an allreduce takes time."""
         return False
 
     def _allreduce(self, values: F32) -> Exchange:
@@ -75,7 +75,10 @@ class SlowLoopback(Loopback):
 def single_node(
     pack: Pack, setting: Setting, disk: Disk | None = None, cache: Path | None = None, progress: Progress = silent
 ) -> Iterator[tuple[Engine, Node]]:
-    """An engine over one node; `disk` is read in place of the real one, `cache` holds what was checked of the pack."""
+    """Run an engine with one node. `disk` replaces the real disk.
+
+    `cache` stores which files of the pack are checked.
+    """
     pool = pages_for(CONTEXT)
     options = NodeOptions(
         CONTEXT, pool, kv_dtype(pack), _PREFILL, setting.memory,
@@ -97,7 +100,7 @@ def single_node(
 
 
 def pace(engine: Engine, node: Node, tokens: int, warm_up: int = 4) -> Pace:
-    """Decode `tokens` tokens after a few that do not count."""
+    """Decode `tokens` tokens after `warm_up` others, and return their pace."""
     sequence, greedy = engine.admit([1, 2, 3]), Sampler(Sampling(temperature=0))
     seconds, stalls = [], []
     at, stalled = perf_counter(), 0.0

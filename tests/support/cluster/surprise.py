@@ -1,4 +1,4 @@
-"""How surprising a text is to a deployment, token by token through the engine: its perplexity."""
+"""The perplexity of a text for a deployment, token by token through the engine."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from tpi.sparsity.replay import F32
 
 
 class Forced(Sampler):
-    """Draws the tokens of a text, and notes how surprising each is."""
+    """A sampler that draws the tokens of a given text, and records the negative log probability of each."""
 
     def __init__(self, text: Sequence[int]) -> None:
         super().__init__(Sampling(temperature=0))
@@ -26,7 +26,7 @@ class Forced(Sampler):
 
 
 def engine_perplexity(deployment: Deployment, ids: Sequence[int], length: int, given: int = 1) -> float:
-    """Of a text in pieces of `length` tokens, each by itself, one token a step; a piece's first ones are its prompt."""
+    """Return the perplexity of a text in pieces of `length` tokens; the first `given` of a piece are its prompt."""
     engine, surprises = Engine(deployment), list[float]()
     for begin in range(0, len(ids), length):
         forced = Forced(ids[begin : begin + length])

@@ -1,4 +1,4 @@
-"""A shuffled device whose calls have a thread of their own, so that a call may wait for a copy."""
+"""A shuffled device with a separate thread for calls, so that a call may wait for a copy."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Apart(Shuffled):
-    """See `Shuffled`. What a copy has not reached yet is torn."""
+    """A `Shuffled` device with a thread for calls. Bytes that a copy has not reached yet are torn."""
 
     name = "apart"
 

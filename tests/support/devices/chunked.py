@@ -1,4 +1,4 @@
-"""Plans of batches that keep some share of the weights, the rest of which passes through in some number of chunks."""
+"""Plans of batches with a given share of resident weights; the rest is streamed in a given number of chunks."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from worker.plan.modes.batch import BatchSettings, problem_of, with_policy
 
 
 def in_chunks(kept: float, chunks: int) -> Choose:
-    """Plans that keep the share `kept`, and have each layer pass in so many chunks, however small."""
+    """Return a planner with the share `kept` of weights resident, and each layer streamed in `chunks` chunks."""
 
     def decide(case: Case) -> Candidate[BatchSettings]:
         asked = problem_of(case)
@@ -23,7 +23,7 @@ def in_chunks(kept: float, chunks: int) -> Choose:
 
 
 class Counted:
-    """Kernels that count their calls by name. See `tpi.kernels.Kernels`."""
+    """A `tpi.kernels.Kernels` that counts the calls by name."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels

@@ -49,4 +49,4 @@ class CpuLane:
         return self
 
     def wait(self) -> None:
-        """Return at once."""
+        """Do nothing: all work is done already."""

@@ -1,4 +1,4 @@
-"""Units on disks that fail, tear and end in any order, and what the cache should make of them."""
+"""Units on disks whose reads fail, tear and end in any order, and a cache that reads them."""
 
 import errno
 import threading
@@ -21,12 +21,12 @@ IMPORTANCE = PolicyChoice("importance")
 
 
 def content(key: Key, size: int) -> bytes:
-    """Bytes that tell units and positions apart."""
+    """Return `size` bytes that differ between units and positions."""
     return ((np.arange(size) * 7 + key[0] * 31 + key[1] * 113) % 251).astype(np.uint8).tobytes()
 
 
 def files_of(blocks: int, units: int, size: int) -> tuple[dict[Path, bytes], dict[Key, Extent]]:
-    """A file for each block, its units back to back after some header."""
+    """Return a file for each block, with its units back to back after a header."""
     head = 100
     files = {
         Path(f"block{block}.shard"): bytes(head) + b"".join(content((block, unit), size) for unit in range(units))
@@ -41,7 +41,7 @@ def files_of(blocks: int, units: int, size: int) -> tuple[dict[Path, bytes], dic
 
 
 class ShuffledDisk(MemoryDisk):
-    """Reads that tear, fail on request, and end in an order that a seed draws, one at a time."""
+    """A disk whose reads tear, fail on request, and end one at a time in an order that a seed draws."""
 
     def __init__(self, files: dict[Path, bytes], threads: int, seed: int = 0) -> None:
         super().__init__(files, PAGE, threads)
@@ -51,7 +51,7 @@ class ShuffledDisk(MemoryDisk):
         self._under_way: list[int] = []
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """See `Disk.read`."""
+        """Read from a file in the drawn order, and return the bytes read, as `Disk.read` specifies."""
         into[: into.size // 2] = 255  # what a torn read leaves behind
         with self._turn:
             self.reads += 1
@@ -69,7 +69,7 @@ class ShuffledDisk(MemoryDisk):
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -89,7 +89,7 @@ def cache_of(
     choice: PolicyChoice = IMPORTANCE,
     clock: Clock | None = None,
 ) -> Iterator[tuple[DemandCache, ShuffledDisk]]:
-    """A cache over a shuffled disk, which leaves no thread."""
+    """Yield a cache that reads from a shuffled disk; check that it leaves no thread."""
     files, extents = files_of(blocks, units, size)
     disk = ShuffledDisk(files, disk_threads, seed)
     source = DiskUnits(disk, extents)

@@ -1,4 +1,4 @@
-"""Nodes whose accelerators hold some of the experts: what tests of that share."""
+"""Shared helpers for tests of nodes whose accelerators hold some of the experts."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ SMALL: dict[str, Any] = {"context": 64, "pool": 96}  # tokens, pages
 
 
 def in_a_share(share: float, crossover: int | None = None) -> Choose:
-    """Plans with slots for this share of the experts, whatever else there is room for."""
+    """Return a planner with slots for the share `share` of the experts, even if memory holds more."""
 
     def decide(case: Case) -> Candidate[CardSlots]:
         found = from_memory(replace(case, options=replace(case.options, crossover=crossover)))
@@ -31,7 +31,7 @@ def in_a_share(share: float, crossover: int | None = None) -> Choose:
 
 
 def limit_for(share: float, case: Case) -> int:
-    """Bytes of an accelerator's memory that hold this share of the experts beside all else, to the page."""
+    """Return the bytes of accelerator memory for `share` of the experts and all other weights, in whole pages."""
     machine = case.machine
     assert machine is not None
 
@@ -48,9 +48,9 @@ def limit_for(share: float, case: Case) -> int:
 
 
 def at_once(link: float = 1.0) -> NodeMachine:
-    """A laptop whose calls and copies begin at once, over a link that is so many times as fast.
+    """Return a laptop whose calls and copies begin at once, with a link `link` times as fast.
 
-    Else copies of experts as small as these never repay themselves.
+    On a usual laptop, copies of experts as small as in these tests would never pay.
     """
 
     def begun(card: Accelerator) -> Accelerator:
@@ -61,7 +61,7 @@ def at_once(link: float = 1.0) -> NodeMachine:
 
 
 def arena_of(node: Node) -> ExpertArena:
-    """The experts on a node's accelerator."""
+    """Return the cache of experts on a node's accelerator."""
     assert isinstance(node.link, ExpertAccelerated)
     assert node.link.arena is not None
     return node.link.arena

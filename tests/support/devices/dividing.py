@@ -1,4 +1,4 @@
-"""Batches whose keys and values are divided between an accelerator and RAM, whatever the roofline would choose."""
+"""Batches whose keys and values are divided between an accelerator and RAM as a test says."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,9 +16,9 @@ SMALL: dict[str, Any] = {"context": 64, "pool": 24, "chunk": 32}  # tokens, page
 
 
 def keeping(heads: int, attends_there: bool, weights: float = 0.0) -> Choose:
-    """Plans that keep keys and values of so many heads, and such a share of the weights, on the accelerator.
+    """Return a planner with keys and values of `heads` heads and the share `weights` of weights on the accelerator.
 
-    With the others the accelerator attends or the host.
+    The accelerator attends for the other heads if `attends_there`, else the host does.
     """
 
     def decide(case: Case) -> Candidate[BatchSettings]:
@@ -37,7 +37,7 @@ def keeping(heads: int, attends_there: bool, weights: float = 0.0) -> Choose:
 
 
 def dividing(deployment: Deployment, micro_batch: int = 3) -> BatchAccelerated:
-    """The accelerator of a node, from now on in micro-batches of so many sequences."""
+    """Make a node compute in micro-batches of `micro_batch` sequences; return its accelerator."""
     link = deployment.node.link
     assert isinstance(link, BatchAccelerated)
     link.pipeline.schedule = replace(link.pipeline.schedule, micro_batch=micro_batch)
@@ -45,7 +45,7 @@ def dividing(deployment: Deployment, micro_batch: int = 3) -> BatchAccelerated:
 
 
 def check_sides(node: Node, limit: int) -> None:
-    """Keys and values take what was planned on either side, and the accelerator's memory no more than `limit` bytes."""
+    """Check that keys and values take the planned bytes on both sides, and the accelerator at most `limit` bytes."""
     link, plan = node.link, node.link._plan  # type: ignore[union-attr]
     assert isinstance(link, BatchAccelerated)
     each = page_bytes(1, 1, plan.config.head_dim, plan.options.kv_dtype)

@@ -1,4 +1,4 @@
-"""Groups of nodes that batch, each with an accelerator of its own or none: what tests of them share."""
+"""Shared helpers for tests of groups that compute batches; each node has an accelerator of its own or none."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -32,7 +32,7 @@ CASES: dict[str, GroupCase] = {
 def grouped(
     pack: Pack, cache: Path, case: GroupCase, options: OffloadOptions = BATCH, **more: Any
 ) -> Iterator[tuple[Deployment, list[Node]]]:
-    """A group that batches, with its nodes."""
+    """Run a group that computes batches; yield the deployment and its nodes."""
     shares, rooms, together = case
     with ExitStack() as stack:
         cards: dict[int, Device] = {
@@ -52,6 +52,6 @@ def _room(pack: Pack, shares: Sequence[float], rank: int, room: int) -> int:
 
 
 def alone(pack: Pack, cache: Path, asked: list[list[int]]) -> list[list[int]]:
-    """Each request by itself on the host of one node."""
+    """Return the answer to each request, computed alone on the host of one node."""
     with closing(in_process_deployment(pack, [1], cache / "host", **SMALL)) as deployment:
         return [answer for prompt in asked for answer in answers(deployment, [prompt])]

@@ -1,4 +1,4 @@
-"""Arrays of the host in the memory of a device, and back, for tests that cannot look into it."""
+"""Copies of arrays to the memory of a device and back, for tests that cannot read that memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,10 @@ from tpi.devices.pages import Bytes
 
 @contextmanager
 def held(device: Device, *arrays: Any) -> Iterator[list[Any]]:
-    """Copies of contiguous arrays on a device, with their dtypes and shapes, until the end."""
+    """Yield copies of contiguous arrays in a device's memory, with their dtypes and shapes.
+
+    Free the copies at the end.
+    """
     made: list[Bytes] = []
     try:
         for array in arrays:
@@ -25,7 +28,7 @@ def held(device: Device, *arrays: Any) -> Iterator[list[Any]]:
 
 
 def fetched(device: Device, array: Any) -> Any:
-    """What a contiguous array of a device holds, in the host's memory."""
+    """Return a copy, in the host's memory, of a contiguous array of a device."""
     found = np.empty(array.nbytes, np.uint8)
     device.copy(array.reshape(-1).view(np.uint8), found).wait()
     return found.view(array.dtype).reshape(array.shape)

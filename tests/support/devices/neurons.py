@@ -1,4 +1,4 @@
-"""A sparse model for accelerators, and predictors that are always right: they name what is active, or all."""
+"""A sparse model for accelerators, and predictors that are always right: they name active neurons, or all."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {"context": 64, "pool": 96}  # what its nodes have room 
 
 
 def relu_packs(directory: Path) -> Callable[[str], Pack]:
-    """The trained ReGLU model by its dtype, packed once in `directory`."""
+    """Return the packs of the trained ReGLU model by dtype, made once in `directory`."""
     source = write_trained(directory / "model")
 
     def get(dtype: str) -> Pack:
@@ -37,7 +37,7 @@ def relu_packs(directory: Path) -> Callable[[str], Pack]:
 
 @dataclass(frozen=True, eq=False)
 class Exact:
-    """Names the neurons whose gate is open."""
+    """A scorer that names the neurons whose gate is above 0."""
 
     weights: FfnWeights
     threshold: float = 0.0
@@ -50,14 +50,14 @@ class Exact:
 
 @dataclass(frozen=True, eq=False)
 class All(Exact):
-    """Names all."""
+    """A scorer that names all neurons."""
 
     def scores(self, x: F32, /) -> F32:
         return np.full((len(x), len(self.weights.up)), np.float32(CERTAIN))
 
 
 def scorers(pack: Pack, kind: type[Exact]) -> dict[int, Scorer]:
-    """One for each layer of a dense model."""
+    """Return a scorer of `kind` for each layer of a dense model."""
     kernels = open_kernels()
     blocks = {layer: blocks[-1] for layer, blocks in enumerate(pack.layers)}
     return {layer: kind(read_ffn(pack.config, block, kernels)) for layer, block in blocks.items()}

@@ -1,4 +1,4 @@
-"""Small machines and models to plan, and the timeline of one candidate told plainly: tasks that wait for tasks."""
+"""Small machines and models to plan, and a simple reference for the timeline of one candidate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ MACHINE = NodeMachine(
 
 
 def layers(count: int, kv_token: int = 0, ffn_parts: int = 1, head: int = 0) -> NodeWork:
-    """So many layers of an attention segment of 100 bytes and an FFN block of 300; no hidden states cross."""
+    """Return `count` layers of an attention segment of 100 bytes and an FFN block of 300; no hidden states cross."""
     segments: list[SegmentWork] = []
     for layer in range(count):
         segments.append(SegmentWork(2 * layer, "attention", ATTENTION, ATTENTION, kv_token, 4))
@@ -28,31 +28,31 @@ def layers(count: int, kv_token: int = 0, ffn_parts: int = 1, head: int = 0) -> 
 def offload(
     residence: Sequence[Tier], places: Sequence[Place] | None = None, kv: str = "ram", pipeline: str = "performance"
 ) -> Offload:
-    """The same places in both stretches; by default those in the accelerator's memory are computed there."""
+    """Return a configuration with the same `places` in both phases, by default where each segment is resident."""
     found = tuple(places or ["accelerator" if tier == "gpu" else "host" for tier in residence])
     return Offload(tuple(residence), found, found, kv, pipeline)  # type: ignore[arg-type]
 
 
 @dataclass
 class PlainClock:
-    """One candidate, with floats and lists: when the lanes are free, and when the n-th user of a slot gave it back."""
+    """The clock of one candidate: when each lane is free, and when the n-th user of a slot released it."""
 
     free: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("disk", "up", "down", "there", "here"), 0.0))
     given_back: dict[str, list[float]] = field(default_factory=lambda: {"ram": [], "gpu": [], "kv": []})
 
     def do(self, lane: str, seconds: float, *after: float) -> float:
-        """The end of a task that waits for its lane and for these ends."""
+        """Return the end of a task of `seconds` that waits for its lane and for the given ends."""
         self.free[lane] = max(self.free[lane], *after) + seconds
         return self.free[lane]
 
     def slot(self, name: str, count: int) -> float:
-        """When the next user of one of `count` slots may have it."""
+        """Return the time from which the next user may have one of `count` slots."""
         used = self.given_back[name]
         return used[len(used) - count] if len(used) >= count else 0.0
 
 
 def plain_ends(work: NodeWork, chosen: Offload, seconds: dict[str, list[float]], steps: int) -> list[float]:
-    """When each of `steps` decode steps ends. `seconds` has a list per kind of task, as `Tasks` names them."""
+    """Return the end of each of `steps` decode steps. `seconds` has a list per kind of task, named as in `Tasks`."""
     clock, ready, saved, ends = PlainClock(), 0.0, dict[int, float](), []
     alone, slots, ram = chosen.pipeline == "memory", ACCELERATOR_SLOTS[chosen.pipeline], HOST_SLOTS[chosen.pipeline]
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Nodes with accelerators, and answers to compare: what tests of offloading share."""
+"""Shared helpers for tests of offloading: nodes with accelerators, and answers to compare."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -36,9 +36,9 @@ def offloaded(
     shared: bool = False,
     **more: Any,
 ) -> Iterator[Deployment]:
-    """A deployment whose ranks have these accelerators; when it is closed nothing may be left in their memory.
+    """Run a deployment whose ranks have `devices`; check at the end that their memory is empty.
 
-    Ranks of `decide` plan by that, and not as nodes do. `shared`: the accelerators' memory is the host's.
+    `decide` has planners by rank, which replace the nodes' own. `shared`: accelerators use the host's memory.
     """
     of_ranks = {rank: list(these) if isinstance(these, Sequence) else [these] for rank, these in devices.items()}
     accelerators = {rank: _beside(these, options, (decide or {}).get(rank), shared) for rank, these in of_ranks.items()}
@@ -53,14 +53,14 @@ def offloaded(
 def _beside(
     devices: Sequence[Device], options: OffloadOptions, decide: Choose | None, shared: bool
 ) -> AcceleratorSetup:
-    """Laptops' cards, all alike but for the memory that they have."""
+    """Return the setup of laptops' cards, which differ only in their memory."""
     first, *more = devices
     figures = replace(LAPTOP, more=(laptop_gpu(),) * len(more)).with_cards(lambda card: replace(card, shared=shared))
     return AcceleratorSetup(first, figures, options, decide, more=tuple(more))
 
 
 def batched(deployment: Deployment, micro_batch: int = 3) -> BatchAccelerated:
-    """The accelerator of a node that batches, from now on in micro-batches of so many sequences."""
+    """Make a node compute batches in micro-batches of `micro_batch` sequences; return its accelerator."""
     link = deployment.node.link
     assert isinstance(link, BatchAccelerated)
     link.pipeline.schedule = replace(link.pipeline.schedule, micro_batch=micro_batch)
@@ -68,18 +68,18 @@ def batched(deployment: Deployment, micro_batch: int = 3) -> BatchAccelerated:
 
 
 def weights_bytes(pack: Pack) -> int:
-    """Bytes of all blocks of a pack."""
+    """Return the bytes of all blocks of a pack."""
     return sum(block.shape.nbytes for layer in pack.layers for block in layer)
 
 
 def prompts(vocabulary: int, count: int, seed: int, longest: int = 40) -> list[list[int]]:
-    """Random prompts of 1 to `longest` tokens."""
+    """Return `count` random prompts of 1 to `longest` tokens."""
     random = np.random.default_rng(seed)
     return [random.integers(3, vocabulary, random.integers(1, longest + 1)).tolist() for _ in range(count)]
 
 
 def answers(deployment: Deployment, asked: Sequence[Sequence[int]], length: int = 6) -> list[list[int]]:
-    """Greedy answers to all prompts at once; whatever comes of it, their pages are free again."""
+    """Return greedy answers to all prompts at once; free their pages, also after an error."""
     engine = Engine(deployment)
     found: list[list[int]] = [[] for _ in asked]
 

@@ -17,14 +17,14 @@ from tpi.kernels.spec import F32, KvArray, NormSpec
 
 
 def assert_close(actual: F32, expected: F32, limit: float) -> None:
-    """Equal but for `limit` of the largest value."""
+    """Check that arrays differ by at most `limit` of the largest value."""
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual, expected, rtol=0, atol=limit * max(float(np.abs(expected).max()), 1e-3))
 
 
 @contextmanager
 def opencl_device(limit: int | None = None) -> Iterator[OpenClDevice]:
-    """The device that `opencl` means, closed at the end; skips where there is none."""
+    """Yield the device that `opencl` names, and close it at the end; skip the test if there is none."""
     try:
         there = find_devices()
     except UsageError as error:
@@ -39,7 +39,7 @@ def opencl_device(limit: int | None = None) -> Iterator[OpenClDevice]:
 
 @cache
 def compiler_refuses() -> str:
-    """Why the compiler of the device that `opencl` means takes no program; empty if it takes one."""
+    """Return why the compiler of the device `opencl` refuses programs; empty if it accepts them."""
     with closing(open_opencl("", None)) as device:
         try:
             device.kernels.norm(NormSpec("rms", 1e-6, np.ones(8, np.float32)), np.ones((1, 8), np.float32))
@@ -49,7 +49,7 @@ def compiler_refuses() -> str:
 
 
 def hold(device: Device, array: Any) -> Any:
-    """A copy of an array in a device's memory, of the same dtype and shape."""
+    """Return a copy of an array in a device's memory, of the same dtype and shape."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     held = device.memory.allocate(data.size)
     device.copy(data, held).wait()
@@ -57,7 +57,7 @@ def hold(device: Device, array: Any) -> Any:
 
 
 def fetched(device: Device, array: Any) -> Any:
-    """A copy in the host's memory of a contiguous array in a device's."""
+    """Return a copy, in the host's memory, of a contiguous array in a device's memory."""
     data = np.empty(array.nbytes, np.uint8)
     device.copy(array.reshape(-1).view(np.uint8), data).wait()
     return data.view(array.dtype).reshape(array.shape)
@@ -65,7 +65,7 @@ def fetched(device: Device, array: Any) -> Any:
 
 @contextmanager
 def holding(device: Device, *arrays: Any) -> Iterator[list[Any]]:
-    """Copies of arrays in a device's memory, freed at the end."""
+    """Yield copies of `arrays` in a device's memory, in their order; free the copies at the end."""
     held = [hold(device, array) for array in arrays]
     try:
         yield held
@@ -75,5 +75,5 @@ def holding(device: Device, *arrays: Any) -> Iterator[list[Any]]:
 
 
 def as_bytes(array: KvArray) -> Bytes:
-    """The bytes of a contiguous array, as one dimension."""
+    """Return the bytes of a contiguous array, as a 1-D array."""
     return array.reshape(-1).view(np.uint8)

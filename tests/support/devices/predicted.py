@@ -1,4 +1,4 @@
-"""Predictors that travel as trained ones do, and are always right: they name the active neurons, or all."""
+"""Predictors in the form of trained ones that are always right: they name the active neurons, or all neurons."""
 
 from collections.abc import Mapping
 
@@ -13,17 +13,17 @@ LEAST = 1e-30  # a score
 
 
 def exact_predictors(pack: Pack) -> dict[int, Predictor]:
-    """Score every neuron with its own gate: the input and its negative, of which ReLU leaves what there is."""
+    """Return predictors that score each neuron with its own gate, as the difference of ReLU(w x) and ReLU(-w x)."""
     return {layer: _predictor(layer, gate, LEAST) for layer, gate in _gates(pack).items()}
 
 
 def all_predictors(pack: Pack, ahead: int = 0) -> dict[int, Predictor]:
-    """Name every neuron; the first layers cannot be foretold."""
+    """Return predictors that name every neuron, `ahead` layers ahead (in the first layers, as far as possible)."""
     return {layer: _predictor(layer, gate, -1e30, min(layer, ahead)) for layer, gate in _gates(pack).items()}
 
 
 def predicted_only(predictors: Mapping[int, Predictor]) -> FeedForward:
-    """Compute the neurons that the layer's predictor names; the others count as 0."""
+    """Return a feed-forward function that computes only the predicted neurons; the others count as 0."""
 
     def compute(layer: int, weights: FfnWeights, x: F32) -> F32:
         inner = np.where(predictors[layer].active(x), weights.inner(x), np.float32(0))

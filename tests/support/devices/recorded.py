@@ -1,4 +1,4 @@
-"""Records on a disk whose reads fail, tear and end in an order that a seed draws, and what a tier should make of it."""
+"""Records on a disk whose reads fail, tear and end in an order that a seed draws, and checks of a tier on it."""
 
 import errno
 import threading
@@ -25,7 +25,7 @@ AFTER = 77  # what lies behind the slots
 
 
 class DrawnReaders(Readers):
-    """Threads whose reads wait until all have come that can, and then end one by one, as drawn."""
+    """Threads whose reads wait until all possible reads have begun, and then end one by one in a drawn order."""
 
     def __init__(self, count: int, seed: int) -> None:
         super().__init__(count)
@@ -50,7 +50,7 @@ class DrawnReaders(Readers):
         super().kick(loads)
 
     def in_turn(self, read: Callable[[], T]) -> T:
-        """What `read` comes to, at its turn; one at a time."""
+        """Return the result of `read`, called when its turn in the drawn order comes; one read runs at a time."""
         mine = object()
         with self._gate:
             self._waiting.append(mine)
@@ -70,7 +70,7 @@ class DrawnReaders(Readers):
 
 
 class DrawnDisk(MemoryDisk):
-    """A disk for such readers, whose reads tear, and fail on request."""
+    """A disk for `DrawnReaders`; its reads tear, and fail on request."""
 
     def __init__(self, files: dict[Path, bytes], readers: DrawnReaders, threads: int) -> None:
         super().__init__(files, PAGE, threads)
@@ -90,12 +90,12 @@ class DrawnDisk(MemoryDisk):
 
 
 def record(layer: int, neuron: int, size: int) -> bytes:
-    """Bytes that tell records and positions in them apart."""
+    """Return `size` bytes that differ between records and positions."""
     return ((np.arange(size) * 7 + layer * 31 + neuron * 113) % 251).astype(np.uint8).tobytes()
 
 
 def files_of(layers: int, neurons: int, size: int) -> dict[Path, bytes]:
-    """A file for each layer, its records back to back behind a header."""
+    """Return a file for each layer, with its records back to back behind a header."""
     return {
         _path(layer): bytes(HEAD) + b"".join(record(layer, neuron, size) for neuron in range(neurons))
         for layer in range(layers)
@@ -103,7 +103,7 @@ def files_of(layers: int, neurons: int, size: int) -> dict[Path, bytes]:
 
 
 def layers_of(layers: int, neurons: int, size: int, slots: int, random: np.random.Generator) -> list[RecordLayer]:
-    """Each with drawn frequencies."""
+    """Return layers with random frequencies."""
     return [
         RecordLayer(f"ffn {layer}", Extent(_path(layer), HEAD, neurons * size), size, random.random(neurons), slots)
         for layer in range(layers)
@@ -111,7 +111,7 @@ def layers_of(layers: int, neurons: int, size: int, slots: int, random: np.rando
 
 
 def whole(tier: RecordTier, layer: int, neurons: npt.NDArray[np.int32], slots: npt.NDArray[np.int32]) -> bool:
-    """Whether these slots have these neurons' records."""
+    """Return True if `slots` have the records of `neurons`."""
     opened = tier.layers[layer]
     size = opened.layer.record_bytes
     return all(
@@ -124,7 +124,7 @@ def whole(tier: RecordTier, layer: int, neurons: npt.NDArray[np.int32], slots: n
 def tier_of(
     seed: int, layers: int = 3, neurons: int = 48, size: int = 200, slots: int = 16, threads: int = 2, gap: int = 600
 ) -> Iterator[tuple[RecordTier, DrawnDisk, Bytes]]:
-    """A tier over a drawn disk, which keeps to its memory and leaves no thread."""
+    """Yield a tier on a drawn disk; check that it stays within its memory and leaves no thread."""
     random = np.random.default_rng(seed)
     readers = DrawnReaders(threads, seed)
     disk = DrawnDisk(files_of(layers, neurons, size), readers, threads)

@@ -1,7 +1,7 @@
 """The other schedules of MoE-Lightning's figure 6: S2 and S3, where the host attends, and S4 as FlexGen has it.
 
-In all of them what passes through of a block's weights goes over the link as a whole, so that whatever else crosses
-waits for all of it: that is planned (`as_a_whole`), and then followed.
+In all these schedules, the streamed weights of a block cross the link as a whole, and all other transfers wait for
+them. Plan with `as_a_whole`, then call `follow`.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,19 +18,19 @@ Attends = tuple[bool, ...]
 
 
 def fastdecode(attends: Attends, micro_batch: int) -> BatchSchedule:
-    """S2: the host attends beside the accelerator, as in FastDecode."""
+    """Return S2: the host attends while the accelerator computes, as in FastDecode."""
     return BatchSchedule(micro_batch, True, Interleaved(attends))
 
 
 def flexgen_host(attends: Attends, micro_batch: int) -> BatchSchedule:
-    """S3: FlexGen(c), where each micro-batch waits for its attention on the host."""
+    """Return S3: FlexGen(c), in which each micro-batch waits for its attention on the host."""
     return BatchSchedule(micro_batch, True, Interleaved(attends, ahead=0))
 
 
 def flexgen(attends: Attends, micro_batch: int) -> BatchSchedule:
-    """S4: FlexGen, where the accelerator attends, and loads one micro-batch's keys and values beside another's use.
+    """Return S4: FlexGen; the accelerator attends, and loads keys and values while another micro-batch computes.
 
-    FlexGen itself also waits for everything after each micro-batch, which this does not: it is the kinder comparison.
+    FlexGen itself also waits for all work after each micro-batch. This schedule does not, and so is faster.
     """
     return BatchSchedule(micro_batch, False, Layerwise(attends))
 
@@ -43,12 +43,12 @@ SCHEDULES: dict[str, Callable[[Attends, int], BatchSchedule]] = {
 
 
 def as_a_whole(case: Case) -> Candidate[BatchSettings]:
-    """What a node decides by itself, but that what passes through of a layer is one chunk."""
+    """Return the node's own plan, with the streamed weights of each layer as one chunk."""
     return planned(case, Chunking(1))
 
 
 def follow(link: BatchAccelerated, name: str) -> None:
-    """Have a node keep one of `SCHEDULES` from now on, with the micro-batches that it has; it was planned for that."""
+    """Make a node follow one of `SCHEDULES` from now on; its plan must be from `as_a_whole`."""
     assert link.settings.chunking.count == 1, "heads would go over the link between two chunks"
     pipeline = link.pipeline
     attends: Sequence[bool] = pipeline.attends

@@ -1,4 +1,4 @@
-"""A device whose calls and copies end in an order that a seed draws, half by half: what timing may do, untimed."""
+"""A device whose calls and copies end, half by half, in an order that a seed draws, to test effects of timing."""
 
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +20,9 @@ Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class Shuffled:
-    """A `tpi.devices.base.Device`. Calls are made in order, copies in any: one thread does one piece of work at a time.
+    """A `tpi.devices.base.Device`.
+
+    Calls run in order, copies in any order; one thread does one piece of work at a time.
 
     `failing(n)` says whether the n-th copy fails.
     """
@@ -79,7 +81,7 @@ class Shuffled:
         return QueuedCall(future)
 
     def _then(self, first: Callable[[], None], future: "Future[Any]", second: Callable[[], None]) -> None:
-        """The first half now, the second as another piece of work."""
+        """Do the `first` half now, and queue the `second` as another piece of work."""
         first()
         with self._work:
             self._moves.append((future, second))

@@ -1,6 +1,6 @@
-"""A second device for tests: the host's cores once more, with an arena of its own and threads that run beside the host.
+"""A second device for tests: it uses the host's cores, with an arena and threads of its own.
 
-Its kernels refuse weights, keys and values that lie elsewhere, and what other kernels prepared, as a GPU's would.
+Like a GPU's, its kernels refuse weights, keys and values in other memory, and inputs that other kernels prepared.
 """
 
 from collections.abc import Callable
@@ -60,13 +60,13 @@ class Twin:
         return self._computing.start(call)
 
     def hold(self, data: U8) -> U8:
-        """A copy of some weights in its memory."""
+        """Return a copy of weights in the device's memory."""
         held = self.memory.allocate(data.size)
         self.copy(data, held).wait()
         return held
 
     def pages(self, like: KvPages) -> KvPages:
-        """A copy of some pages in its memory."""
+        """Return a copy of pages in the device's memory."""
         keys, values = (
             {layer: self._array(each) for layer, each in arrays.items()} for arrays in (like.keys, like.values)
         )

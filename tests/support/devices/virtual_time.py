@@ -1,4 +1,4 @@
-"""Time that passes only for threads that sleep or work: the clock of emulated devices in tests."""
+"""The clock of emulated devices in tests: time passes only when threads sleep or work."""
 
 from threading import local
 
@@ -18,5 +18,5 @@ class VirtualTime:
         self.pass_by(seconds + self.late)
 
     def pass_by(self, seconds: float) -> None:
-        """The calling thread is busy, or idle, for so long."""
+        """Let `seconds` pass, in which the calling thread is busy or idle."""
         self._threads.now = self.real() + seconds

@@ -1,4 +1,4 @@
-"""What the fields of families with short convolutions may be in draws."""
+"""Values of fields for random draws of families with short convolutions."""
 
 import random
 from typing import Any
@@ -15,7 +15,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def _ropes(rng: random.Random) -> dict[str, Any]:
-    """Rotations of LFM3's kinds of layers."""
+    """Return the rotary embeddings of LFM3's kinds of layers."""
     share = rng.choice([0.25, 0.5, 1.0])
     return {
         "sliding_attention": {"rope_type": "default", "rope_theta": rng.choice([100.0, 10000.0])},
@@ -24,7 +24,7 @@ def _ropes(rng: random.Random) -> dict[str, Any]:
 
 
 def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Random) -> None:
-    """Layers of the kinds that there are, and mostly what is not refused by name."""
+    """Set layers of known kinds, and mostly values that TPI does not refuse by name."""
     if architecture not in ARCHITECTURES:
         return
     chance = rng.random()

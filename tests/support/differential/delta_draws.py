@@ -1,4 +1,4 @@
-"""What the fields of families with DeltaNet layers may be in draws."""
+"""Values of fields for random draws of families with DeltaNet layers."""
 
 import random
 from typing import Any
@@ -16,7 +16,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Random) -> None:
-    """Layers of the kinds that there are, and mostly what is not refused by name."""
+    """Set layers of known kinds, and mostly values that TPI does not refuse by name."""
     if architecture not in ARCHITECTURES:
         return
     if rng.random() < 0.97 or "layer_types" not in found:

@@ -1,7 +1,7 @@
 """Random configurations of every family, run by transformers and by TPI: equal logits, or a refusal.
 
-A draw is a config.json whose fields are at random values, absent or null, a file of random weights for it, sometimes
-with a tensor or a field too many, and a few tokens. `Tally` counts what became of the draws.
+A draw is a config.json whose fields have random values, are absent or null; a file of random weights for it, sometimes
+with a superfluous tensor or field; and a few tokens. `Tally` counts the outcomes of the draws.
 """
 
 import json
@@ -117,7 +117,7 @@ NESTED: Value = lambda rng: {kind: rope(rng) for kind in ("full_attention", "sli
 
 @dataclass(frozen=True)
 class Draw:
-    """One configuration; `varied` are its fields that are not where they usually stand."""
+    """One configuration; `varied` names its fields that do not have their usual value."""
 
     architecture: str
     fields: dict[str, Any]
@@ -144,7 +144,7 @@ class Tally:
 
 
 def class_fields(architecture: str) -> dict[str, Any]:
-    """The fields that the family's config class has beyond those of all classes, with their defaults."""
+    """Return the fields of the family's config class that not all classes have, with their defaults."""
     from dataclasses import fields as fields_of
 
     from transformers import PreTrainedConfig
@@ -154,13 +154,13 @@ def class_fields(architecture: str) -> dict[str, Any]:
 
 
 def config_class(architecture: str) -> Any:
-    """The class of the fields that are drawn."""
+    """Return the config class of transformers whose fields are drawn."""
     found = model_class(architecture).config_class
     return found.sub_configs["text_config"] if architecture in wrapped_draws.WRAPPED else found
 
 
 def model_class(architecture: str) -> Any:
-    """The class of transformers, or the one that stands in for it."""
+    """Return the model class of transformers, or its stand-in."""
     import transformers
 
     return getattr(transformers, STAND_INS.get(architecture, architecture))
@@ -192,14 +192,17 @@ def draw(architecture: str, seed: int) -> Draw:
 
 @cache
 def _own_fields() -> frozenset[str]:
-    """Fields that one family alone has: a run of any other says nothing of them."""
+    """Return the fields that only one family has: only runs of that family test them."""
     seen = Counter(name for architecture in ARCHITECTURES for name in class_fields(architecture))
     return frozenset(name for name, families in seen.items() if families == 1)
 
 
 def _lively(name: str) -> float:
-    """How often a field varies: those of all families less, since many at once seldom make a model; those of one
-    family more, since there are few runs that could."""
+    """Return the probability with which a field varies.
+
+    It is low for fields of all families, since many changes at once seldom give a valid model. It is higher for fields
+    of one family, since few runs test them.
+    """
     if name in _own_fields():
         return 0.97
     common = ("hidden_size", "vocab_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
@@ -208,7 +211,7 @@ def _lively(name: str) -> float:
 
 
 def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> None:
-    """Lists get the number of layers; some strays join."""
+    """Give lists an entry for each layer, and add some stray fields."""
     if architecture in ("Gemma3ForCausalLM", "Olmo3ForCausalLM") and found.get("rope_parameters"):
         found["rope_parameters"] = NESTED(rng)
     if architecture == "FalconForCausalLM":
@@ -242,7 +245,7 @@ def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> Non
 
 
 def _settle_falcon(found: dict[str, Any], rng: random.Random) -> None:
-    """Mostly what its class can run: it raises where fields about its heads, norms and blocks do not go together."""
+    """Set mostly fields about heads, norms and blocks that fit together, since the class raises otherwise."""
     if rng.random() < 0.1:
         return
     newer = found.get("new_decoder_architecture", False)
@@ -260,7 +263,7 @@ EXTRAS = ("own head", "stray bias", "unknown", "no bias", "rotary")
 
 
 def _weights(extra: str, state: Mapping[str, Any], rng: np.random.Generator) -> dict[str, F32]:
-    """The tensors of the file: the model's own, with one too many or too few."""
+    """Return the tensors of the file: the model's own, with one more or one less as `extra` says."""
     found = {name: tensor.numpy() for name, tensor in state.items()}
     table = next(name for name in found if name.endswith(TABLES))
     matrix = next(
@@ -280,7 +283,7 @@ def _weights(extra: str, state: Mapping[str, Any], rng: np.random.Generator) -> 
 
 
 def compare(drawn: Draw, directory: Path, tally: Tally) -> None:
-    """Run one draw both ways and count it."""
+    """Run one draw in transformers and in TPI, compare the logits, and count the outcome in `tally`."""
     rng = np.random.default_rng(drawn.seed)
     expected = _reference(drawn, directory, rng)
     name = drawn.architecture
@@ -311,7 +314,7 @@ def _answer(pack: Pack, tokens: list[int], shares: Sequence[float]) -> F32:
 
 
 def _reference(drawn: Draw, directory: Path, rng: np.random.Generator) -> tuple[list[int], F32] | None:
-    """Tokens and what transformers makes of them; None if it raises or its logits are not finite."""
+    """Return tokens and the logits of transformers; None if it raises or the logits are not finite."""
     import torch
 
     try:
@@ -326,7 +329,7 @@ def _reference(drawn: Draw, directory: Path, rng: np.random.Generator) -> tuple[
 
 
 def _made(drawn: Draw, directory: Path, rng: np.random.Generator) -> Any:
-    """The model in transformers, and its weights as a file in `directory`."""
+    """Return the model in transformers; write its weights to a file in `directory`."""
     from safetensors.numpy import save_file
 
     cls, fields = model_class(drawn.architecture), _for_transformers(drawn)
@@ -349,14 +352,14 @@ def _made(drawn: Draw, directory: Path, rng: np.random.Generator) -> Any:
 
 
 def _for_transformers(drawn: Draw) -> dict[str, Any]:
-    """The configuration from which transformers makes the model that the file means."""
+    """Return the configuration from which transformers makes the model that the file describes."""
     if drawn.architecture in nested_draws.NESTED:
         return nested_draws.for_transformers(drawn.fields)
     return stand_ins.for_transformers(drawn.fields) if drawn.architecture in STAND_INS else drawn.fields
 
 
 def _randomise(model: Any, rng: np.random.Generator) -> None:
-    """Random weights: matrices of the size that keeps activations, vectors around what they are."""
+    """Set random weights: matrices that preserve the size of activations, vectors near their present values."""
     import torch
 
     with torch.no_grad():
@@ -374,7 +377,7 @@ def _randomise(model: Any, rng: np.random.Generator) -> None:
 
 
 def run(seeds: Sequence[int], directory: Path) -> Tally:
-    """All families with each of `seeds`; files stay in `directory` for one draw at a time."""
+    """Return the tally of a draw of every family with each of `seeds`. `directory` holds one draw's files at a time."""
     import torch
     import transformers
 

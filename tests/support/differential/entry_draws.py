@@ -32,7 +32,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Random) -> None:
-    """Mostly what is not refused by name."""
+    """Set fields in `found` mostly to values that TPI does not refuse by name."""
     if architecture == "Ernie4_5_MoeForCausalLM" and rng.random() < 0.9:
         found["use_bias"] = False
     if architecture == "GraniteMoeHybridForCausalLM" and rng.random() < 0.97:
@@ -72,7 +72,7 @@ def _settle_granite(found: dict[str, Any], layers: int, rng: random.Random) -> N
 
 
 def _settle_exaone(found: dict[str, Any], rng: random.Random) -> None:
-    """Mostly groups that there are, and a list of as many entries as layers, since its class raises otherwise."""
+    """Set mostly valid groups, and a list with an entry for each layer, since transformers raises otherwise."""
     groups, count = found.get("n_group"), found.get("num_hidden_layers")
     found["topk_group"] = min(found.get("topk_group") or 1, groups) if isinstance(groups, int) else 1
     found |= {"sliding_window": found.get("sliding_window") or 7, "num_experts": rng.choice((8, 12, 16))}
@@ -83,7 +83,7 @@ def _settle_exaone(found: dict[str, Any], rng: random.Random) -> None:
 
 
 def _settle_nemotron(found: dict[str, Any], rng: random.Random) -> None:
-    """Mostly blocks of which one attends, in an order that is supported, under any of their names."""
+    """Set mostly blocks in a supported order, at least one of them attention, under any of their names."""
     groups = found.get("n_group")
     found["topk_group"] = min(found.get("topk_group") or 1, groups) if isinstance(groups, int) else 1
     if rng.random() < 0.97:
@@ -107,7 +107,7 @@ def _blocks(found: dict[str, Any], rng: random.Random) -> list[str]:
 
 
 def _stretch(found: dict[str, Any], rng: random.Random) -> None:
-    """Mostly with an `alpha` that stretches the rotary base."""
+    """Set mostly an `alpha` that stretches the rotary base."""
     for rope in (found.get(name) for name in ("rope_parameters", "rope_scaling")):
         if isinstance(rope, dict) and rng.random() < 0.6:
             kind = "type" if "type" in rope else "rope_type"

@@ -1,4 +1,4 @@
-"""What the fields of families with experts may be in draws, and their tensors as files name them."""
+"""Values of fields for random draws of families with experts, and the tensors as files name them."""
 
 import random
 from collections.abc import Callable
@@ -29,12 +29,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def values(one_of: Callable[..., Callable[[random.Random], Any]]) -> dict[str, Callable[[random.Random], Any]]:
-    """The draws of each field."""
+    """Return the values to draw from, by field."""
     return {name: one_of(*choices) for name, choices in CHOICES.items()}
 
 
 def settle(architecture: str, found: dict[str, Any], rng: random.Random) -> None:
-    """Mostly a window where layers may slide: transformers raises where one slides and there is none."""
+    """Set mostly a window if layers may slide: transformers raises if a layer slides without a window."""
     if architecture in SLIDING and found.get("sliding_window", 1) is None and rng.random() < 0.9:
         found["sliding_window"] = 7
     if architecture in LATENT and rng.random() < 0.97:
@@ -42,8 +42,7 @@ def settle(architecture: str, found: dict[str, Any], rng: random.Random) -> None
 
 
 def _settle_latent(architecture: str, found: dict[str, Any]) -> None:
-    """Heads that each have keys of their own, and groups that there are; and what is refused by name only now and
-    then."""
+    """Set a key head for each head, valid groups, and only rarely values that TPI refuses by name."""
     found["num_key_value_heads"] = found.get("num_attention_heads")
     found["head_dim"] = found.get("qk_rope_head_dim", 64)
     groups = found.get("n_group")
@@ -53,7 +52,7 @@ def _settle_latent(architecture: str, found: dict[str, Any]) -> None:
 
 
 def stored(model: Any, directory: Path) -> dict[str, Any]:
-    """The tensors as transformers writes them: in memory it stacks experts, in files most families do not."""
+    """Return the tensors as transformers writes them: files of most families do not stack experts."""
     from safetensors.torch import load_file
 
     model.save_pretrained(directory)

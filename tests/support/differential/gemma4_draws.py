@@ -1,4 +1,4 @@
-"""What the fields of Gemma 4 may be in draws."""
+"""Values of the fields of Gemma 4 for random draws."""
 
 import random
 from typing import Any
@@ -18,7 +18,7 @@ _EXPERTS = {"num_experts": 3, "top_k_experts": 2, "moe_intermediate_size": 24}
 
 
 def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Random) -> None:
-    """Heads of full layers, rotary embeddings of both kinds, and mostly what is not refused by name."""
+    """Set heads of full layers, both rotary embeddings, and mostly values that TPI does not refuse by name."""
     if architecture not in ARCHITECTURES:
         return
     found.setdefault("sliding_window", rng.choice([4, 7, 100]))
@@ -44,7 +44,7 @@ def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Ra
 
 
 def _settle_embeddings(found: dict[str, Any], layers: int, rng: random.Random) -> None:
-    """Embeddings of layers, which models with shared keys and values have."""
+    """Set the embeddings of layers, which models with shared keys and values have."""
     if found.get("num_kv_shared_layers"):  # transformers cannot run one without the other
         found["hidden_size_per_layer_input"] = found.get("hidden_size_per_layer_input") or 8
     if found.get("hidden_size_per_layer_input"):
@@ -54,7 +54,7 @@ def _settle_embeddings(found: dict[str, Any], layers: int, rng: random.Random) -
 
 
 def _name_layers(found: dict[str, Any], rng: random.Random) -> None:
-    """Heads of full layers as transformers writes them, layer by layer."""
+    """Write the heads of full layers as transformers does, layer by layer."""
     full = {"head_dim": rng.choice([8, 16]), "num_key_value_heads": rng.choice([1, 2])}
     kinds, count = found.get("layer_types"), found.get("num_hidden_layers")
     if isinstance(kinds, list) and isinstance(count, int):
@@ -65,7 +65,7 @@ def _name_layers(found: dict[str, Any], rng: random.Random) -> None:
 
 
 def _ropes(rng: random.Random) -> dict[str, Any]:
-    """Rotary embeddings of both kinds of layers, mostly proportional ones for full layers."""
+    """Return the rotary embeddings of both kinds of layers; full layers mostly have proportional ones."""
     kinds = ["default", "linear", "dynamic", "llama3", "yarn"]
     found = {kind: rope(rng, rng.choice(kinds)) for kind in ("full_attention", "sliding_attention")}
     if rng.random() < 0.6:

@@ -1,4 +1,4 @@
-"""Random GGUF models, packed and run, against what their files mean: equal logits or a refusal."""
+"""Random GGUF models, packed and run by TPI and computed by the reference: equal logits, or a refusal."""
 
 import os
 from collections.abc import Iterable
@@ -21,7 +21,10 @@ TOKENS = [1, 17, 30, 4, 4, 7, 25, 9, 38, 12, 5, 21, 2, 31, 33, 39]
 
 
 def run(seeds: Iterable[int], directory: Path) -> Tally:
-    """A draw with each of `seeds`; `Tally.varied` counts metadata keys and tensors without their layers."""
+    """Return the tally of a draw with each of `seeds`.
+
+    `Tally.varied` counts metadata keys and tensors, without layer numbers.
+    """
     tally = Tally()
     with patch.object(os, "fsync"):  # hundreds of packs that need not survive a power cut
         for seed in seeds:
@@ -30,7 +33,7 @@ def run(seeds: Iterable[int], directory: Path) -> Tally:
 
 
 def compare(seed: int, case: Draw, directory: Path, tally: Tally) -> None:
-    """Note what becomes of one draw."""
+    """Run one draw, and count the outcome in `tally`."""
     path, target = directory / "m.gguf", directory / "pack"
     case.write(path)
     try:

@@ -1,4 +1,4 @@
-"""Random GGUF models: every metadata key of an architecture present or absent, at sane and at odd values."""
+"""Random GGUF models: every metadata key of an architecture is present or absent, with usual and with odd values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,16 +40,16 @@ class Draw:
 
     @property
     def architecture(self) -> str:
-        """By which its file goes."""
+        """The architecture that its file names."""
         return experts.ARCHITECTURES.get(self.name, self.name)
 
     @property
     def values(self) -> dict[str, Array]:
-        """The tensors as they are decoded."""
+        """The values of the tensors after decoding."""
         return {name: decoded(values, self.kinds[name]) for name, values in self.tensors.items()}
 
     def write(self, path: Path) -> None:
-        """Write the file."""
+        """Write the model as a GGUF file at `path`."""
         writer = GGUFWriter(path, self.architecture)
         for key, value in self.keys.items():
             kind = GGUFValueType.get_type(value) if not isinstance(value, int) or isinstance(value, bool) else None
@@ -64,7 +64,7 @@ class Draw:
 
 
 def draw(random: Random, name: str) -> Draw:
-    """A random model of one of `NAMES`, most of whose keys are values that a converter could have written."""
+    """Return a random model of one of `NAMES`; most values are such as a converter could have written."""
     sizes = _sizes(random)
     if name == "exaone4" and random.random() < 0.2:
         sizes["block_count"] = 64  # with which llama.cpp slides
@@ -115,7 +115,7 @@ def _of(*values: Any) -> Value:
 
 
 def _rarely(odd: Any, *values: Any) -> Value:
-    """One of `values`, and rarely one that means something else."""
+    """Return a draw of usual values, and rarely of the `odd` values, which mean something else."""
     return lambda random, sizes: odd if random.random() < 0.06 else _pick(random, *values)
 
 
@@ -188,7 +188,7 @@ KEYS = (*_OPTIONAL, *experts.KEYS, "block_count", "context_length", "embedding_l
 
 
 def _completed(random: Random, sizes: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
-    """`keys` with those that must fit others, which they rarely do not."""
+    """Return `keys` with the keys that depend on others, which rarely do not fit."""
     size = keys.get("attention.key_length", _default_size(sizes))
     fitting: dict[str, Any] = {}
     if random.random() < 0.3:
@@ -201,7 +201,7 @@ def _completed(random: Random, sizes: dict[str, Any], keys: dict[str, Any]) -> d
 
 
 def weights(random: Random, architecture: str, keys: dict[str, Any]) -> dict[str, Array]:
-    """The tensors that an architecture needs for its metadata."""
+    """Return the tensors that an architecture needs for its metadata."""
     size = keys.get("attention.key_length", _default_size(keys))
     query = keys["attention.head_count"] * size
     kv = keys.get("attention.head_count_kv", keys["attention.head_count"]) * size
@@ -226,7 +226,7 @@ def weights(random: Random, architecture: str, keys: dict[str, Any]) -> dict[str
 
 
 def _further(random: Random, architecture: str, tensors: dict[str, Array], pairs: int) -> dict[str, Array]:
-    """Tensors that some models have: biases, a head, divisors of the frequencies; and rarely one that none has."""
+    """Return optional tensors: biases, a head, divisors of frequencies, and rarely a tensor that no model has."""
     matrices = [name for name, values in tensors.items() if name.startswith("blk.") and values.ndim == 2]
     kinds = {name.split(".")[2] for name in matrices}
     biased = {kind for kind in sorted(kinds) if random.random() < (0.35 if kind in _biased(architecture) else 0.005)}
@@ -240,7 +240,7 @@ def _further(random: Random, architecture: str, tensors: dict[str, Array], pairs
 
 
 def _biased(architecture: str) -> tuple[str, ...]:
-    """Matrices that may have a bias."""
+    """Return the names of the matrices that may have a bias."""
     attention = () if architecture == "deepseek2" else ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output")
     return (*attention, "ffn_gate", "ffn_up", "ffn_down")
 
@@ -270,7 +270,7 @@ def _norms(architecture: str, hidden: int, query: int, kv: int, size: int) -> di
 
 
 def _factors(random: Random, architecture: str, pairs: int) -> dict[str, Array]:
-    """Divisors of the frequencies as tensors."""
+    """Return tensors with divisors of the rotary frequencies."""
     chance = random.random()
     if architecture == "phi3" and chance < 0.5:
         names = ["rope_factors_short.weight", "rope_factors_long.weight"]
@@ -286,7 +286,7 @@ def _values(random: Random, shape: tuple[int, ...]) -> Array:
 
 
 def _kind(random: Random, name: str, values: Array) -> str:
-    """The type of a tensor; vectors and routers stay as they are."""
+    """Return a random GGML type for a tensor; F32 for vectors and routers."""
     if values.ndim == 1 or "ffn_gate_inp" in name or name.endswith("bias"):
         return "F32"
     return str(_pick(random, "F32", "F16", "BF16", *(("Q4_0", "Q4_1", "Q8_0") if values.shape[-1] % 32 == 0 else ())))

@@ -1,4 +1,4 @@
-"""What random GGUF models with experts have beside others: metadata and the shapes of tensors."""
+"""Metadata and tensor shapes that random GGUF models with experts have in addition to other models."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ TENSORS = (
 
 
 def completed(random: Random, name: str, keys: Keys) -> Keys:
-    """`keys` with those that a model with experts has, mostly as its converter could have written them."""
+    """Return `keys` plus the keys of a model with experts, mostly as its converter could have written them."""
     found = {key: value for key, value in keys.items() if not key.startswith("expert_")}
     found |= {"expert_count": _pick(random, 4, 6, 8), "expert_used_count": _pick(random, 1, 2, 3)}
     for key, (chance, values) in _OPTIONAL.items():
@@ -87,7 +87,7 @@ def completed(random: Random, name: str, keys: Keys) -> Keys:
 
 
 def _mixed(random: Random, name: str, layers: int) -> Keys:
-    """Keys of families that are with or without shared experts; `layers` include those that predict further tokens."""
+    """Return keys of families with or without shared experts; `layers` include layers that predict further tokens."""
     width = _pick(random, 24, 32)
     if name == "granitemoe":
         return {"expert_shared_feed_forward_length": _pick(random, 0, 24, 40)}
@@ -103,8 +103,10 @@ def _mixed(random: Random, name: str, layers: int) -> Keys:
 
 
 def _latent(random: Random, keys: Keys) -> Keys:
-    """With the sizes of heads that come from a latent vector, in the older form or the newer, and mostly with a scaling
-    that programs agree on."""
+    """Return `keys` plus the sizes of heads that come from a latent vector, in the older or the newer form.
+
+    Mostly add a scaling that TPI and llama.cpp agree on.
+    """
     rank, rope, own, value = (_pick(random, *sizes) for sizes in ((16, 24), (4, 8), (8, 12), (8, 12)))
     heads, newer = keys["attention.head_count"], random.random() < 0.5
     found = {key: value for key, value in keys.items() if key != "expert_shared_feed_forward_length"}
@@ -129,19 +131,19 @@ def _latent(random: Random, keys: Keys) -> Keys:
 
 
 def rotated(name: str, keys: Keys, size: int) -> int:
-    """How many values of a head are rotated, if the metadata does not say."""
+    """Return the number of a head's values that are rotated: from the metadata for DeepSeek, else `size`."""
     return int(keys["rope.dimension_count"]) if name == "deepseek2" else size
 
 
 def dense(random: Random, name: str, keys: Keys) -> int:
-    """How many of the first layers have no experts."""
+    """Return the number of leading layers without experts."""
     if name in ("deepseek2", "glm4moe", "ernie4_5-moe"):
         return int(keys["leading_dense_block_count"])
     return int(name in _DENSE and random.random() < 0.3)
 
 
 def block(random: Random, name: str, keys: Keys, usual: Shapes, size: int) -> Shapes:
-    """A layer's tensors in place of the `usual` ones, with `.weight` or `.bias`."""
+    """Return a layer's tensors in place of the `usual` ones; names end with `.weight` or `.bias`."""
     hidden = keys["embedding_length"]
     kept = {f"{tensor}.weight": shape for tensor, shape in usual.items() if not tensor.startswith("ffn_")}
     norm = NORMS.get(name, "ffn_norm")
@@ -153,7 +155,7 @@ def block(random: Random, name: str, keys: Keys, usual: Shapes, size: int) -> Sh
 
 
 def attention(name: str, keys: Keys, usual: Shapes, size: int) -> Shapes:
-    """The tensors of its attention."""
+    """Return the tensors of a layer's attention in place of the `usual` ones."""
     if name == "deepseek2":
         return _latent_attention(keys) | {"attn_norm.weight": usual["attn_norm.weight"]}
     if name == "dbrx":
@@ -185,7 +187,7 @@ def _latent_attention(keys: Keys) -> Shapes:
 
 
 def _routed(name: str, keys: Keys) -> Shapes:
-    """The router, and the stacks of its experts."""
+    """Return the tensors of a router, and the stacks of its experts."""
     hidden, experts, width = keys["embedding_length"], keys["expert_count"], _width(name, keys)
     found: Shapes = {
         "ffn_gate_inp.weight": (experts, hidden), "ffn_gate_exps.weight": (experts, width, hidden),

@@ -1,4 +1,4 @@
-"""What a GGUF file with experts means, plainly, as `build_moe_ffn` of llama.cpp computes it; and latent attention."""
+"""A plain reference for GGUF files with experts (llama.cpp's `build_moe_ffn`), and for latent attention."""
 
 import math
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _NORMALISED = (
 
 
 class ExpertReference(Reference):
-    """As `Reference`, of a draw with experts."""
+    """A `Reference` for a draw with experts."""
 
     def __init__(self, name: str, keys: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any]]) -> None:
         super().__init__(name, keys, tensors)
@@ -49,7 +49,7 @@ class ExpertReference(Reference):
         return out + self._shared(layer, x)
 
     def _chosen(self, layer: int, x: F64) -> tuple[npt.NDArray[np.int64], F64]:
-        """The experts of each token, and their weights."""
+        """Return the experts of each token, and their weights."""
         logits, gating = self._linear(layer, "ffn_gate_inp", x), self.gating
         scores = 1 / (1 + np.exp(-logits)) if gating == _SIGMOID else softmax(logits)
         ranked = self._grouped(scores + self.tensors.get(f"blk.{layer}.exp_probs_b.bias", 0.0))
@@ -62,7 +62,7 @@ class ExpertReference(Reference):
         return experts, weights * (self.get("expert_weights_scale", 0.0) or 1.0)
 
     def _grouped(self, ranked: F64) -> F64:
-        """Without the experts of all groups but the best by their two best."""
+        """Return `ranked` without the experts outside the best groups; a group counts by its two best experts."""
         groups, used = self.get("expert_group_count", 0), self.get("expert_group_used_count", 0)
         if groups < 2:
             return ranked
@@ -93,7 +93,7 @@ class ExpertReference(Reference):
         return made if scale is None else made / (1 + np.exp(-(x @ scale)))[:, None]
 
     def _weights(self, layer: int, scores: F64) -> F64:
-        """A sink is one more score that stands for no value."""
+        """Return the softmax of the scores; a sink is one more score, without a value."""
         sinks = self.tensors.get(f"blk.{layer}.attn_sinks.weight")
         if sinks is None:
             return super()._weights(layer, scores)
@@ -101,7 +101,7 @@ class ExpertReference(Reference):
         return softmax(np.concatenate([scores, sink], -1))[..., :-1]
 
     def _heads(self, layer: int, part: str, values: F64) -> F64:
-        """Normed over all heads at once, if a norm is as long; then clipped."""
+        """Return heads, normed over all heads at once if the norm is that long, and then clipped."""
         name = f"blk.{layer}.attn_{part}_norm.weight"
         whole = self.name in ("olmoe", "minimax-m2") and part != "v"
         values = self._normed(values, name) if whole else values
@@ -111,7 +111,7 @@ class ExpertReference(Reference):
 
 
 class LatentReference(ExpertReference):
-    """DeepSeek's, with keys and values of all heads from one vector, expanded."""
+    """A reference for DeepSeek's attention: one latent vector is expanded to the keys and values of all heads."""
 
     def __init__(self, name: str, keys: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any]]) -> None:
         super().__init__(name, keys, tensors)
@@ -129,14 +129,14 @@ class LatentReference(ExpertReference):
         return [turned, np.concatenate([k, key], -1), v]
 
     def _query(self, layer: int, x: F64) -> F64:
-        """Queries from the input, or from a latent vector of their own."""
+        """Return queries, from the input or from a latent vector of queries."""
         if not self.get("attention.q_lora_rank", 0):
             return self._linear(layer, "attn_q", x)
         ranked = self._normed(self._linear(layer, "attn_q_a", x), f"blk.{layer}.attn_q_a_norm.weight")
         return self._linear(layer, "attn_q_b", ranked)
 
     def _expanded(self, layer: int, latent: F64, own: int) -> tuple[F64, F64]:
-        """Keys and values of each head, from one tensor or from two."""
+        """Return the keys and values of each head, which one tensor or two tensors expand."""
         if f"blk.{layer}.attn_kv_b.weight" in self.tensors:
             both = self._linear(layer, "attn_kv_b", latent).reshape(len(latent), self.heads, -1)
             return both[..., :own], both[..., own:]
@@ -154,7 +154,7 @@ class LatentReference(ExpertReference):
 
 
 def reference(name: str, keys: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any]]) -> Reference:
-    """The reference of a draw."""
+    """Return the reference for a draw."""
     if name == "deepseek2":
         return LatentReference(name, keys, tensors)
     experts = any(tensor.endswith("ffn_gate_inp.weight") for tensor in tensors)

@@ -1,6 +1,7 @@
-"""What a GGUF file means, plainly: logits in float64 from its metadata and dequantised tensors, one head at a time.
+"""A plain reference for GGUF files: float64 logits from metadata and dequantised tensors, one head at a time.
 
-Follows llama.cpp's model files, `llama-context.cpp` (YaRN's factors) and `ggml`'s rope, not TPI's families.
+The reference follows llama.cpp's model files, `llama-context.cpp` (YaRN's factors) and `ggml`'s rope, not TPI's
+families.
 """
 
 import math
@@ -31,7 +32,7 @@ class Reference:
         self.granite = name in ("granite", "granitemoe")
 
     def logits(self, tokens: Sequence[int]) -> F64:
-        """`[tokens, vocab]`."""
+        """Return the logits `[tokens, vocab]` after each of `tokens`."""
         embedding, residual, divisor = self._scales()
         x = self.tensors["token_embd.weight"][list(tokens)] * embedding
         for layer in range(self.get("block_count", 0) - self.get("nextn_predict_layers", 0)):
@@ -43,12 +44,12 @@ class Reference:
         return self._capped(logits, self.get("final_logit_softcapping", default) if self.gemma else 0.0)
 
     def _after(self, layer: int, name: str, x: F64) -> F64:
-        """What a block gives, normed in Gemma, OLMo 2 and EXAONE 4."""
+        """Return the output `x` of a block; Gemma, OLMo 2 and EXAONE 4 apply a norm to it."""
         normed = self.gemma or self.name in ("olmo2", "exaone4")
         return self._normed(x, f"blk.{layer}.{name}.weight") if normed else x
 
     def _scales(self) -> tuple[float, float, float]:
-        """Of the embedding and of what blocks add; and what divides the logits."""
+        """Return the factors of the embedding and of the blocks' outputs, and the divisor of the logits."""
         if self.granite:
             scales = self.get("embedding_scale", 0) or 1.0, self.get("residual_scale", 0) or 1.0
             return *scales, self.get("logit_scale", 0.0)
@@ -96,11 +97,11 @@ class Reference:
         return self._linear(layer, "attn_output", mixed.reshape(len(x), -1))
 
     def _weights(self, layer: int, scores: F64) -> F64:
-        """The softmax of the scores of a layer."""
+        """Return the softmax of the scores of a layer."""
         return softmax(scores)
 
     def _qkv(self, layer: int, x: F64) -> list[F64]:
-        """Queries, keys and values, `[tokens, heads, size]`, rotated."""
+        """Return queries, keys and values, `[tokens, heads, size]`; queries and keys are rotated."""
         sizes = np.cumsum([self.heads * self.size, self.kv_heads * self.size])
         if self.name in ("phi3", "dbrx"):
             parts = np.split(self._linear(layer, "attn_qkv", x), sizes, axis=-1)
@@ -117,7 +118,7 @@ class Reference:
         return [q, k, v]
 
     def _heads(self, layer: int, part: str, values: F64) -> F64:
-        """`[tokens, heads, size]`, each head normed if there is a norm; all heads at once in OLMo 2."""
+        """Return heads `[tokens, heads, size]`, each normed if there is a norm (in OLMo 2, all heads at once)."""
         name = f"blk.{layer}.attn_{part}_norm.weight"
         if self.name == "olmo2":
             return self._normed(values, name).reshape(len(values), -1, self.size)
@@ -140,7 +141,7 @@ class Reference:
         return int(self.get("attention.sliding_window", 0))
 
     def _rotated(self, layer: int, x: F64) -> F64:
-        """ggml's rope: neighbours are a pair in llama and its kin (mode NORM), halves elsewhere (mode NEOX)."""
+        """Return `x` rotated as by ggml: neighbours form a pair in llama-like models (NORM), else halves (NEOX)."""
         count = self.get("rope.dimension_count", self.size)
         local = self.name in ("gemma3", "olmo2") and self._window(layer) > 0
         angles, scale = self._angles(len(x), count // 2, local)
@@ -155,7 +156,7 @@ class Reference:
         return np.concatenate([pairs, rest], -1)
 
     def _angles(self, tokens: int, pairs: int, local: bool) -> tuple[F64, float]:
-        """Angles `[tokens, pairs]` and what multiplies cosine and sine; `local` ones have their own base, unscaled."""
+        """Return angles `[tokens, pairs]` and the factor of cosine and sine; `local` angles have an unscaled base."""
         kind, base = self.get("rope.scaling.type", "linear"), self.get("rope.freq_base", 10000.0)
         factor = self.get("rope.scaling.factor", self.get("rope.scale_linear", 0.0)) or 1.0
         factor = 1.0 if kind == "none" or local else factor
@@ -189,7 +190,7 @@ class Reference:
 
 
 def softmax(x: F64) -> F64:
-    """Over the last axis."""
+    """Return the softmax of `x` over the last axis."""
     powers: F64 = np.exp(x - x.max(-1, keepdims=True))
     powers /= powers.sum(-1, keepdims=True)
     return powers

@@ -1,4 +1,4 @@
-"""Draws of DBRX, whose fields lie in objects and have names of their own."""
+"""Values of fields for random draws of DBRX, whose fields lie in nested objects under other names."""
 
 import random
 from collections.abc import Callable
@@ -32,25 +32,25 @@ _STRAY: dict[str, Any] = {
 
 
 def values(one_of: Callable[..., Callable[[random.Random], Any]]) -> dict[str, Callable[[random.Random], Any]]:
-    """The draws of each field, those of the objects' fields within."""
+    """Return the values to draw from, by field; the fields of objects are nested."""
     found = {name: one_of(*choices) for name, choices in CHOICES.items()}
     return found | {"attn_config": lambda rng: _object(rng, _ATTENTION), "ffn_config": lambda rng: _object(rng, _FFN)}
 
 
 def _object(rng: random.Random, choices: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Some of its fields, rarely one that no model has."""
+    """Return an object with some of its fields, and rarely with a field that no model has."""
     found = {name: rng.choice(some) for name, some in choices.items() if rng.random() < 0.85}
     odd = [name for name in found if name in _ODD and rng.random() < 0.02]
     return found | {name: _ODD[name] for name in odd} | ({"unheard_of": 1} if rng.random() < 0.1 else {})
 
 
 def inside(found: dict[str, Any]) -> set[str]:
-    """The names of what is drawn in the objects."""
+    """Return the names of the fields that are drawn inside objects."""
     return {name for part in ("attn_config", "ffn_config") for name in found.get(part) or {}}
 
 
 def settle(found: dict[str, Any], rng: random.Random) -> None:
-    """Bases of the rotary embedding that mostly do not contradict each other, a head, and a stray field."""
+    """Set rotary bases that mostly do not contradict each other, a head, and a stray field."""
     attention = found.get("attn_config")
     if rng.random() < 0.95:
         found["tie_word_embeddings"] = False  # transformers raises otherwise
@@ -63,8 +63,11 @@ def settle(found: dict[str, Any], rng: random.Random) -> None:
 
 
 def for_transformers(fields: dict[str, Any]) -> dict[str, Any]:
-    """With the base of `attn_config` where transformers looks for it, if nothing is there; it only wants the other.
-    And with something to clip to, without which it raises."""
+    """Return the fields as transformers needs them.
+
+    The rotary base of `attn_config` is copied to the place where transformers looks, unless one is there. A limit for
+    clipping is set, without which transformers raises.
+    """
     attention = {_BASE: None} | (fields.get("attn_config") or {})
     if attention.get("clip_qkv") is None:
         attention["clip_qkv"] = _UNCLIPPED
@@ -74,6 +77,6 @@ def for_transformers(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _beside(fields: dict[str, Any]) -> Any:
-    """The base that transformers uses, if one is given."""
+    """Return the rotary base outside the objects, if any."""
     scaling = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     return scaling.get(_BASE, fields.get(_BASE))

@@ -1,4 +1,4 @@
-"""Positions for random configurations: objects for rope_parameters and rope_scaling."""
+"""Rotary embeddings for random configurations: objects for rope_parameters and rope_scaling."""
 
 import random
 from collections.abc import Callable
@@ -14,7 +14,7 @@ def one_of(*values: Any) -> Value:
 
 
 def rope(rng: random.Random, kind: str = "") -> dict[str, Any]:
-    """An object for rope_parameters or rope_scaling; `fit` gives LongRoPE as many factors as it needs."""
+    """Return an object for rope_parameters or rope_scaling; `fit` later gives LongRoPE its number of factors."""
     kind = kind or rng.choice(["default", "default", "linear", "dynamic", "llama3", "yarn", "longrope"])
     found: dict[str, Any] = {rng.choice(["rope_type", "rope_type", "type"]): kind}
     if kind != "default":
@@ -36,7 +36,7 @@ def rope(rng: random.Random, kind: str = "") -> dict[str, Any]:
 
 
 def phi3_rope(rng: random.Random) -> dict[str, Any]:
-    """What Phi-3 allows: a part of each head, LongRoPE by any of its names, factors for each pair."""
+    """Return an object that Phi-3 allows: partial rotation, LongRoPE by any of its names, factors per pair."""
     share = rng.choice([1.0, 0.5, 0.75])
     found: dict[str, Any] = {"rope_theta": rng.choice([100.0, 10000.0]), "partial_rotary_factor": share}
     if rng.random() < 0.7:
@@ -46,7 +46,7 @@ def phi3_rope(rng: random.Random) -> dict[str, Any]:
 
 
 def fit(found: dict[str, Any], size: int) -> None:
-    """One factor for each pair of a head of `size` values."""
+    """Give LongRoPE in `found` one factor for each pair of a head of `size` values."""
     for value in found.values():
         if isinstance(value, dict):
             fit(value, size)

@@ -14,7 +14,7 @@ Act = Callable[[Any], Any]
 
 
 def settle(architecture: str, found: dict[str, Any], rng: random.Random) -> None:
-    """Mostly an activation that the family has."""
+    """Set mostly an activation that the family has."""
     if architecture == "BambooForCausalLM" and rng.random() < 0.95:
         found["hidden_act"] = "relu"
     if architecture == "SparseLlamaForCausalLM" and rng.random() < 0.95:
@@ -24,7 +24,7 @@ def settle(architecture: str, found: dict[str, Any], rng: random.Random) -> None
 
 
 def for_transformers(fields: dict[str, Any]) -> dict[str, Any]:
-    """With an activation that the stand-in knows."""
+    """Return `fields` with an activation that the stand-in knows."""
     return fields | {"hidden_act": "relu" if fields.get("hidden_act") == _FATRELU else fields.get("hidden_act", "relu")}
 
 
@@ -38,14 +38,14 @@ def adapt(model: Any, architecture: str, fields: dict[str, Any]) -> None:
 
 
 def fatrelu(threshold: float) -> Act:
-    """0 up to a threshold."""
+    """Return FATReLU: 0 up to `threshold`, the identity above."""
     import torch
 
     return lambda x: torch.nn.functional.threshold(x, threshold, 0.0)
 
 
 def gated(mlp: Any, act: Act, both: bool) -> Callable[[Any], Any]:
-    """The feed-forward network of ProSparse, or with `both` that of Bamboo, over the matrices of `mlp`."""
+    """Return the network of ProSparse (with `both`, of Bamboo) that uses the matrices of `mlp`."""
 
     def run(x: Any) -> Any:
         up = mlp.up_proj(x)

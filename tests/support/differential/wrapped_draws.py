@@ -13,7 +13,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def settle(found: dict[str, Any], rng: random.Random) -> None:
-    """Mostly a cap, a window, and a base of rotation for each layer."""
+    """Set mostly a cap, a window, and a rotary base for each layer."""
     layers = found.get("num_hidden_layers")
     if rng.random() < 0.97:
         found["final_logit_softcapping"] = rng.choice([0.5, 4.0])
@@ -24,7 +24,7 @@ def settle(found: dict[str, Any], rng: random.Random) -> None:
 
 
 def wrapped(architecture: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the whole model; `found` are those of its text."""
+    """Return the fields of the whole model; `found` has the fields of its text model."""
     text = {name: value for name, value in found.items() if name != "architectures"}
     tied = {name: text[name] for name in ("tie_word_embeddings",) if name in text}
     sizes = {"vision_config": MUSE_VISION, "out_hidden_size": 64, "projector_hidden_size": 16}

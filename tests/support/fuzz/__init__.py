@@ -1,1 +1,1 @@
-"""Inputs that strangers could send, by mutation: what reads them must answer with one of the project's errors."""
+"""Mutated inputs, as strangers could send: every reader must accept one or raise one of the project's errors."""

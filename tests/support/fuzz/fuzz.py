@@ -1,4 +1,4 @@
-"""Reads many mutated inputs, and tells what no stranger's input may do: raise anything else, take long, take memory."""
+"""Reading of many mutated inputs. It reports inputs that raise unexpected errors, take long, or take much memory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ _BATCH = 500  # inputs between two looks at the memory
 
 @dataclass(frozen=True)
 class Reader:
-    """What reads inputs of one kind; `share` of all inputs are for it."""
+    """A reader of inputs of one kind; it gets the share `share` of all inputs."""
 
     name: str
     seeds: Sequence[Parts]  # well-formed ones
@@ -28,7 +28,7 @@ class Reader:
 
 @dataclass
 class Fuzzed:
-    """What came of it. `findings` are sentences, each with the input's number."""
+    """The outcome of fuzzing. `findings` are sentences, each with the input's number."""
 
     inputs: int = 0
     refused: int = 0
@@ -38,7 +38,7 @@ class Fuzzed:
 
 
 def fuzz(reader: Reader, count: int, first: int = 0) -> Fuzzed:
-    """Read inputs `first` to `first + count`."""
+    """Read `count` mutated inputs from number `first` on, and return the findings."""
     found = Fuzzed()
     for begin in range(first, first + count, _BATCH):
         numbers = range(begin, min(begin + _BATCH, first + count))
@@ -71,14 +71,14 @@ def _read(reader: Reader, number: int, found: Fuzzed) -> None:
 
 
 def _large(reader: Reader, numbers: range) -> list[str]:
-    """Which of a batch took the memory; the batch, if none does alone."""
+    """Return findings about the inputs of a batch that take too much memory, or about the batch if none does alone."""
     alone = {number: _grown(partial(_read, reader, number, Fuzzed())) for number in numbers}
     large = [f"{reader.name} {number}: {grown >> 20} MiB" for number, grown in alone.items() if grown > BYTES]
     return large or [f"{reader.name}: inputs {numbers.start} to {numbers.stop} kept {BYTES >> 20} MiB together"]
 
 
 def _grown(work: Callable[[], object]) -> int:
-    """Bytes by which this process was larger at its peak during `work` than before."""
+    """Return the bytes by which this process's peak during `work` exceeded its size before."""
     return_memory()  # else what was freed before is used again, and nothing grows
     before = psutil.Process().memory_info().rss
     reset_peak()

@@ -18,7 +18,7 @@ _DIGITS = re.compile(rb"\d+")
 
 
 def mutated(seeds: Sequence[Parts], name: str, number: int) -> Parts:
-    """Input `number` of a family called `name`: one of `seeds`, changed in one to six places."""
+    """Return input `number` of the family `name`: one of `seeds`, changed in one to six places."""
     drawn = random.Random(f"{name} {number}")
     parts = [bytearray(part) for part in drawn.choice(seeds)]
     for _ in range(drawn.choice((1, 1, 1, 2, 3, 6))):
@@ -30,7 +30,7 @@ Change = Callable[[list[bytearray], Sequence[Parts], random.Random], None]
 
 
 def _one(parts: list[bytearray], drawn: random.Random) -> tuple[bytearray, int]:
-    """A part to change, the longer the likelier, and a place in it."""
+    """Draw a part to change, with a probability in proportion to its length, and a place in the part."""
     if not parts:
         parts.append(bytearray())
     part = drawn.choices(parts, [len(part) + 1 for part in parts])[0]
@@ -49,7 +49,7 @@ def _byte(parts: list[bytearray], seeds: Sequence[Parts], drawn: random.Random) 
 
 
 def _number(parts: list[bytearray], seeds: Sequence[Parts], drawn: random.Random) -> None:
-    """An extreme number in place of some bytes."""
+    """Replace some bytes by an extreme number."""
     part, at = _one(parts, drawn)
     form, number = drawn.choice(_FORMS), drawn.choice(_NUMBERS)
     size = struct.calcsize(form)
@@ -57,7 +57,7 @@ def _number(parts: list[bytearray], seeds: Sequence[Parts], drawn: random.Random
 
 
 def _digits(parts: list[bytearray], seeds: Sequence[Parts], drawn: random.Random) -> None:
-    """An extreme number in place of one that is written out."""
+    """Replace a number in decimal digits by an extreme number."""
     part, _ = _one(parts, drawn)
     if found := list(_DIGITS.finditer(part)):
         match = drawn.choice(found)
@@ -75,14 +75,14 @@ def _cut(parts: list[bytearray], seeds: Sequence[Parts], drawn: random.Random) -
 
 
 def _again(parts: list[bytearray], seeds: Sequence[Parts], drawn: random.Random) -> None:
-    """A piece once more, or many times."""
+    """Repeat a piece of the input once or many times."""
     part, at = _one(parts, drawn)
     piece = part[at : at + drawn.randrange(1, 200)]
     part[at:at] = piece * drawn.choice((1, 1, 2, 50))
 
 
 def _splice(parts: list[bytearray], seeds: Sequence[Parts], drawn: random.Random) -> None:
-    """A piece of another seed."""
+    """Insert a piece of another seed."""
     part, at = _one(parts, drawn)
     other = drawn.choice(seeds)
     if other:
@@ -93,7 +93,7 @@ def _splice(parts: list[bytearray], seeds: Sequence[Parts], drawn: random.Random
 
 
 def _frames(parts: list[bytearray], seeds: Sequence[Parts], drawn: random.Random) -> None:
-    """One part more or less, of a message; an empty file, of a file."""
+    """Add or remove a part of a message, or empty a file."""
     if len(parts) > 1 and drawn.random() < 0.5:
         del parts[drawn.randrange(len(parts))]
     elif len(parts) > 1:

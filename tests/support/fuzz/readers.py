@@ -58,7 +58,7 @@ _MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conte
 
 @contextmanager
 def readers() -> Iterator[Sequence[Reader]]:
-    """All of them; the files that they read lie in memory, where the system has such a folder."""
+    """Yield all readers. Their files lie in memory if the system has a folder for that."""
     limits = Limits(SECONDS, MEMORY, SECONDS, MEMORY)
     renderer = ConfinedProcess("tests.support.fuzz.rendering", {"messages": _MESSAGES}, limits)
     with TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as name, closing(renderer):
@@ -111,7 +111,7 @@ def _string(text: str) -> bytes:
 
 
 def _gguf() -> bytes:
-    """A llama of one layer as far as its metadata go, with tensors of all kinds of rows."""
+    """Return a GGUF file whose metadata describe a llama of one layer, with tensors of all types."""
     numbers = {"block_count": 1, "embedding_length": 32, "attention.head_count": 2, "feed_forward_length": 32,
                "context_length": 64}  # fmt: skip
     pairs = [_string("general.architecture") + struct.pack("<I", 8) + _string("llama")]
@@ -169,7 +169,7 @@ def _read_config(directory: Path, parts: Parts) -> None:
 
 
 def _render(renderer: ConfinedProcess, parts: Parts) -> None:
-    """Render as `ChatTemplate` does, in one process for all sources."""
+    """Render a template as `ChatTemplate` does, in one process for all sources."""
     try:
         renderer.ask(parts[0].decode(errors="replace"))
     except ConfinedError as error:

@@ -1,4 +1,4 @@
-"""Any chat template, as one child process of `master.confined` compiles and renders it."""
+"""A child process of `master.confined` that compiles and renders any chat template."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from master.text.templates.renderer import open_work as open_template
 
 
 def open_work(settings: Mapping[str, Any]) -> Callable[[str], dict[str, Any]]:
-    """Return what compiles a source and renders the messages of `settings` by it."""
+    """Return a function that compiles a template's source and renders the messages of `settings` with it."""
 
     def render(source: str) -> dict[str, Any]:
         template = open_template({"source": source, "special": {"eos_token": "</s>"}})

@@ -1,1 +1,1 @@
-"""Cases for kernels."""
+"""Random test cases for kernels, and grids of parameters."""

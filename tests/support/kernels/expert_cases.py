@@ -1,4 +1,4 @@
-"""Random blocks of experts, packed, for the tests of their kernels."""
+"""Random packed blocks of experts, for the tests of the kernels for experts."""
 
 from dataclasses import dataclass, replace
 
@@ -34,7 +34,7 @@ def experts_case(
     pieces: tuple[ExpertPiece, ...] | None = None,
     mixture: Mixture | None = None,
 ) -> ExpertsCase:
-    """A random block; `pieces` are by default all experts with `units` units each, `shared` counts units."""
+    """Return a random block. `pieces` are by default all experts, with `units` units each; `shared` counts units."""
     mine = tuple(ExpertPiece(expert, units) for expert in range(experts)) if pieces is None else pieces
     total = sum(piece.units for piece in mine)
     case = ffn_case(random, format=format, layout=layout, hidden=hidden, units=total, tokens=tokens, bias=bias)

@@ -1,4 +1,4 @@
-"""Grids over the instruction sets of this machine: each value of an axis meets each of them."""
+"""Parameter grids in which each value of an axis is combined with each instruction set of this machine."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,5 +13,5 @@ each_isa = pytest.mark.parametrize("isa", ISAS, indirect=True)
 
 
 def over_isas(names: Sequence[str], *axes: Sequence[Any]) -> pytest.MarkDecorator:
-    """Cover the pairs of the axes called `names` and the instruction sets, which go to the fixture `isa`."""
+    """Parametrise a test over pairs of the axes `names` and the instruction sets, which go to the fixture `isa`."""
     return pytest.mark.parametrize(("isa", *names), pairwise(ISAS, *axes), indirect=["isa"])

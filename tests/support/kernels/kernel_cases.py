@@ -1,4 +1,4 @@
-"""Random blocks, packed, and both implementations of the kernels, for their tests."""
+"""Random packed blocks, and both implementations of the kernels, for the kernels' tests."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -26,7 +26,7 @@ _TOLERANCE: dict[Format, float] = {"f32": 5e-6, "bf16": 5e-6, "f16": 5e-6, "q8":
 
 
 def tolerance(format: Format) -> float:
-    """Return the largest error, as part of the largest value: an activation may round to the neighbouring int8."""
+    """Return the largest error, as a share of the largest value: an activation may round to the neighbouring int8."""
     return _TOLERANCE.get(format, 4e-3)
 
 
@@ -35,14 +35,14 @@ def normal(random: Random, *shape: int, scale: float = 1.0) -> F32:
 
 
 def layout_of(format: Format) -> Layout:
-    """The layout of dense packs: tiles where there are groups."""
+    """Return the layout of dense packs: tiles if the format has groups."""
     return "tiled" if is_quantised(format) else "record"
 
 
 def pack(
     random: Random, name: RunName, layout: Layout, parts: list[Part], width: int, hidden: int, units: int
 ) -> tuple[RunLayout, U8]:
-    """A run of random weights and its bytes, 1-D."""
+    """Return a run of random weights, and its bytes as a 1-D array."""
     run = RunLayout(name, layout, tuple(parts), width, hidden, units)
     encoded = {
         part.name: encode_part(part, run, normal(random, units * width, hidden, scale=hidden**-0.5)) for part in parts
@@ -51,7 +51,7 @@ def pack(
 
 
 def norm_spec(random: Random, kind: NormKind, hidden: int) -> NormSpec:
-    """A random norm; LayerNorm has a bias."""
+    """Return the spec of a random norm; a LayerNorm has a bias."""
     if kind == "none":
         return NormSpec(kind, 1e-5, np.empty(0, np.float32))
     return NormSpec(kind, 1e-5, normal(random, hidden), normal(random, hidden) if kind == "layer" else None)
@@ -86,7 +86,7 @@ def attention_case(
     softcap: float = 0.0,
     window: int = 0,
 ) -> AttentionCase:
-    """A random attention block. `lengths` holds (tokens in the cache, tokens of this step) per sequence."""
+    """Return a random attention block. `lengths` has (tokens in the cache, tokens of this step) per sequence."""
     chosen = layout or layout_of(format)
     grouped = chosen == "tiled"
     query_heads = next(n for n in (1, 2, 4, 8, 16, 32) if not grouped or n * head_dim % 32 == 0)
@@ -126,7 +126,7 @@ def attention_case(
 def _batch(
     random: Random, lengths: tuple[tuple[int, int], ...], kv_heads: int, head_dim: int, dtype: KvDtype
 ) -> tuple[Batch, KvPages]:
-    """Sequences whose blocks lie in random order, with something in the cache."""
+    """Return a batch of sequences whose pages lie in random order, with random keys and values in the cache."""
     blocks = [-(-(past + new) // PAGE_TOKENS) for past, new in lengths]
     order = random.permutation(sum(blocks) + 3)
     tables = np.full((len(lengths), max(blocks) + 1), -1, np.int32)
@@ -141,7 +141,7 @@ def _batch(
 
 
 def assert_same_cache(mine: KvArray, theirs: KvArray, head_dim: int, tolerance: float) -> None:
-    """Equal but for `tolerance` of the largest value, and for one step of rounding."""
+    """Check that caches differ by at most `tolerance` of the largest value plus one rounding step."""
     assert mine.dtype == theirs.dtype
     found, expected = (decode_kv(cache, head_dim) for cache in (mine, theirs))
     off = np.abs(found - expected)
@@ -173,7 +173,7 @@ def ffn_case(
     norm: NormKind = "rms",
     bias: bool = False,
 ) -> FfnCase:
-    """A random feed-forward block."""
+    """Return a random feed-forward block, and its input."""
     rows = [Part(name, format, "row") for name in (("gate", "up") if gated else ("up",))]
     parts = [*rows, Part("down", down or format, "column")]
     run, data = pack(random, "neuron", layout or layout_of(format), parts, width, hidden, units)

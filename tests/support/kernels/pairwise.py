@@ -1,4 +1,4 @@
-"""Parameter grids, thinned: most faults need two values to meet, hardly any needs three."""
+"""Reduced parameter grids: most faults need a combination of two values, hardly any of three."""
 
 from collections.abc import Sequence
 from itertools import combinations, product
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Cases, one value of each of at least two axes: any two values of two axes meet in one. The same every time.
+    """Return cases with one value of each axis, such that any two values of two axes occur together in a case.
 
-    Chosen greedily from all cases: the next is one in which most of the missing pairs meet.
+    There must be at least two axes. The choice is greedy and always the same: the next case has the most missing pairs.
     """
     grid = list(product(*(range(len(axis)) for axis in axes)))
     pairs = {case: frozenset(combinations(enumerate(case), 2)) for case in grid}

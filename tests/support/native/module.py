@@ -1,4 +1,4 @@
-"""Pytest plugin (`-p tests.support.native.module`): takes `tpi.kernels._native` from the file of TPI_NATIVE_MODULE."""
+"""Pytest plugin (`-p tests.support.native.module`) that loads `tpi.kernels._native` from TPI_NATIVE_MODULE."""
 
 import importlib.util
 import os

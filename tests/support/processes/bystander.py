@@ -1,8 +1,8 @@
 """`python -m tests.support.processes.bystander URL ADDRESS`: a client that streams short answers, one after the other.
 
-It asks from ADDRESS, which a server can tell from the attacker's. It says `streams` after its first answer and goes on
-until its stdin ends. Then it prints what it noticed as JSON: the longest gap between two events of a stream and the
-longest wait for a first token, in seconds, how many streams there were, and what went wrong.
+It connects from ADDRESS, which differs from the attacker's address. It prints `streams` after its first answer and goes
+on until its stdin ends. Then it prints its observations as JSON: the longest gap between two events of a stream and the
+longest wait for a first token, in seconds, the number of streams, and the errors.
 """
 
 import json
@@ -19,7 +19,7 @@ BODY = {
 
 
 class Bystander:
-    """Streams answers and keeps what it noticed."""
+    """A client that streams answers and records gaps, waits and errors."""
 
     def __init__(self, url: str, address: str) -> None:
         self._at, self._address = urlsplit(url), address
@@ -29,7 +29,7 @@ class Bystander:
         self.wrong: list[str] = []
 
     def stream(self) -> None:
-        """One answer; on a connection of its own every second time."""
+        """Stream one answer; every second time over a new connection."""
         begun = last = perf_counter()
         connection = HTTPConnection(str(self._at.hostname), self._at.port, 120, (self._address, 0))
         try:

@@ -1,4 +1,7 @@
-"""`python -m tests.support.processes.crowd URL COUNT`: so many clients ask at once; prints how their answers end."""
+"""`python -m tests.support.processes.crowd URL COUNT`: COUNT clients ask at once.
+
+The ends of their answers are printed.
+"""
 
 import asyncio
 import json
@@ -18,7 +21,7 @@ def _request(host: str, number: int) -> bytes:
 
 
 async def _ask(url: str, number: int) -> str:
-    """How one client's answer ends; some read slowly, some leave in the middle."""
+    """Return the end of one client's answer; some clients read slowly, and some leave in the middle."""
     at = urlsplit(url)
     reader, writer = await asyncio.open_connection(at.hostname, at.port)
     try:

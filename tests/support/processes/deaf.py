@@ -1,9 +1,10 @@
 """Processes for tests of queues that are full: one that does not read, and one that writes until it is killed.
 
-`python -m tests.support.processes.deaf` takes one of three words. `victim` binds every plane, prints the ports, and
-reads nothing before a line comes on stdin, and then everything. `flood PORT ...` fills the queues of the control,
-collective and weights planes there, over several connections each, says so, and waits. `storm PORT` sends messages of 6
-bytes to the control plane there, and asks to be served, as fast as it can until it is killed; it reads nothing.
+`python -m tests.support.processes.deaf` takes one of three words. `victim` binds every plane and prints the ports. It
+reads nothing until a line comes on stdin, and then reads everything. `flood PORT ...` fills the queues of the control,
+collective and weights planes at these ports, over several connections each, prints a line, and waits. `storm PORT`
+sends messages of 6 bytes and requests to the control plane at PORT as fast as it can, until it is killed. It reads
+nothing.
 """
 
 import sys

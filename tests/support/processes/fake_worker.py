@@ -1,4 +1,4 @@
-"""A real worker process whose member computes nothing: the first hidden value of a step says how it behaves."""
+"""A real worker process whose node computes nothing: the first hidden value of a step selects its behaviour."""
 
 import argparse
 import resource
@@ -88,7 +88,7 @@ class FakeMember:
 
 
 def anything(assign: Assign) -> None:
-    """Made-up models are of no shape that could be computed."""
+    """Accept any plan: made-up models have shapes that no kernel could compute."""
 
 
 def main() -> None:

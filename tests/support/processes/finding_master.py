@@ -1,8 +1,8 @@
-"""A master that finds its workers, also in a network that carries no announcements: a file says what is announced.
+"""A master that finds its workers. In a network without multicast, a file replaces their announcements.
 
-`python -m tests.support.processes.finding_master MODEL FILE` has a line `NAME KEY HOST` for each machine in FILE; with
-`-` it listens to what is announced. It answers a short request for every line on stdin, and says then the nodes, the
-tokens, and the bytes of weights sent, as JSON. It looks around more often than a home's does, but with `--own-pace`.
+`python -m tests.support.processes.finding_master MODEL FILE` reads a line `NAME KEY HOST` for each machine from FILE;
+with `-` it listens to announcements. For every line on stdin it answers a short request, and prints the nodes, the
+tokens, and the bytes of weights sent, as JSON. It searches more often than a usual master, except with `--own-pace`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A real worker whose computing hangs for good once a file called `hang` is in its cache."""
+"""A real worker whose computation hangs for good once a file called `hang` is in its cache."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A worker that says what it likes: real sockets, answered by a thread of the test's own process."""
+"""A worker that sends any messages a test sets: a thread of the test's process behind real sockets."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ Say = Callable[["Hostile", object], list[object]]  # what it answers to a messag
 
 @dataclass
 class Hostile:
-    """Its two planes. `says` answers control messages, `needs` what comes on the weights plane."""
+    """The worker's two planes. `says` answers control messages; `needs` answers messages on the weights plane."""
 
     says: Say
     needs: Say

@@ -1,7 +1,7 @@
-"""A master for tests that stop it: a step for every line on stdin.
+"""A master for tests that stop its process: it computes a step for every line on stdin.
 
-`python -m tests.support.processes.idle_master ADDRESS ...` says "ready",
-then after each step how many steps every worker has run, or its error.
+`python -m tests.support.processes.idle_master ADDRESS ...` prints "ready", then after each step the number of steps
+that every worker has run, or the step's error.
 """
 
 import sys

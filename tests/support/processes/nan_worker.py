@@ -1,4 +1,4 @@
-"""A real worker process one of whose vectors is NaN once it is loaded, as bad memory would make it."""
+"""A real worker process with bad memory: one of its vectors is NaN once it is loaded."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A process that takes most of one core from others, and a thread that no other disturbs.
+"""A process that takes most of one core from others, and a thread that no other load disturbs.
 
 Real-time priorities decide: a thread of the test runs above everything normal on the machine, so that other load
 changes nothing, and the process runs above that thread for three quarters of the time.
@@ -24,7 +24,7 @@ while True:
 
 
 def may_prioritise() -> bool:
-    """Whether this user may have such priorities."""
+    """Return True if this user may set real-time priorities."""
     try:
         with undisturbed():
             return True
@@ -34,7 +34,7 @@ def may_prioritise() -> bool:
 
 @contextmanager
 def undisturbed() -> Iterator[int]:
-    """The calling thread on one core, above all normal load; yields the core."""
+    """Bind the calling thread to one core, with priority over normal load; yield the core's number."""
     cores, policy, given = os.sched_getaffinity(0), os.sched_getscheduler(0), os.sched_getparam(0)
     core = max(cores)
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_OWN))
@@ -48,7 +48,7 @@ def undisturbed() -> Iterator[int]:
 
 @contextmanager
 def taken(core: int) -> Iterator[None]:
-    """Another process takes three quarters of `core`, from the first line of the body to the last."""
+    """Run another process that takes three quarters of `core` during the block."""
     process = subprocess.Popen([sys.executable, "-c", _LOOP], stdout=subprocess.PIPE)
     try:
         os.sched_setaffinity(process.pid, {core})

@@ -1,4 +1,4 @@
-"""A real worker whose clock of the day is as many seconds off as the file `step` in its cache says."""
+"""A real worker whose wall clock is wrong by the number of seconds in the file `step` of its cache."""
 
 import sys
 import time

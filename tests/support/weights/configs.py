@@ -25,5 +25,5 @@ _TINY = ModelConfig(
 
 
 def tiny_config(**changes: Any) -> ModelConfig:
-    """A two-layer Llama shape with `changes`."""
+    """Return the configuration of a two-layer Llama, with `changes`."""
     return replace(_TINY, **changes)

@@ -1,8 +1,8 @@
 """A source of weights that are numpy arrays, and a way to take a quantised model off its grid without changing it.
 
-A model that comes out of a 4-bit file can be packed in 4 bits again almost without loss, which proves nothing. Putting
-hidden dimensions, neurons and the dimensions of each value head in another order gives the same function, but groups of
-32 weights then hold values from 32 different groups, as if they had never been quantised.
+A model from a 4-bit file can be packed in 4 bits again almost without loss, which proves nothing. Another order of
+hidden dimensions, of neurons, and of the dimensions of each value head gives the same function. But groups of 32
+weights then hold values from 32 different groups, as if they had never been quantised.
 """
 
 from collections.abc import Mapping
@@ -32,23 +32,23 @@ class ArraySource:
         self.arrays = arrays
 
     def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
-        """See `Source.read`."""
+        """Return rows and columns of a tensor, as `Source.read` specifies."""
         array = self.arrays[tensor.name].reshape(tensor.rows, tensor.columns)
         return np.ascontiguousarray(array[slice(*rows), slice(*columns)]).view(np.uint8)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 def as_floats(path: Path) -> OpenedSource:
-    """The GGUF model at `path` in float32, as if it had come so."""
+    """Return the GGUF model at `path` as a source of float32 weights."""
     opened = open_source(path)
     arrays = {name: _values(opened.source, tensor) for name, tensor in opened.source.tensors.items()}
     return replace(opened, source=ArraySource(f"{path.stem} in float32", arrays))
 
 
 def shuffled(path: Path, seed: int = 0) -> OpenedSource:
-    """The Llama-like GGUF model at `path` in float32, off its quantisation grid: see the module's docstring."""
+    """Return the Llama-like GGUF model at `path` in float32, reordered so that it is off its quantisation grid."""
     opened = as_floats(path)
     config, random = opened.model.config, np.random.default_rng(seed)
     assert isinstance(opened.source, ArraySource)
@@ -78,7 +78,7 @@ def _values(source: Source, tensor: SourceTensor) -> F32:
 
 
 def _heads(within: Order, heads: int) -> Order:
-    """The same order within each of the heads."""
+    """Return indices that reorder values by `within` in each of `heads` heads."""
     return np.asarray(np.arange(heads)[:, None] * len(within) + within).reshape(-1)
 
 

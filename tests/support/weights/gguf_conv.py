@@ -1,4 +1,4 @@
-"""Writes the tiny models with short convolutions as GGUF files, named as llama.cpp's converter does."""
+"""Writer of the tiny models with short convolutions as GGUF files, named as llama.cpp's converter does."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ _NAMES = {
 
 
 def tensors(model: TinyModel) -> dict[str, Array]:
-    """The weights under their GGUF names, float32."""
+    """Return the weights by their GGUF names, float32."""
     found: dict[str, Array] = {}
     for name, tensor in model.reference.state_dict().items():
         data, rest = tensor.numpy(), name.removeprefix("model.layers.").partition(".")[2]

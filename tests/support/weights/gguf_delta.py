@@ -1,4 +1,4 @@
-"""Writes the tiny models with DeltaNet layers as GGUF files, named and ordered as llama.cpp's converter does."""
+"""Writer of the tiny models with DeltaNet layers as GGUF files, named and ordered as llama.cpp's converter does."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +42,7 @@ _NAMES = {
 
 
 def tensors(model: TinyModel, family: str) -> dict[str, Array]:
-    """The weights under their GGUF names: float32, 1 + w in norms but the gated one, value heads tiled in Qwen3.5."""
+    """Return float32 weights by GGUF names: 1 + w in norms (not the gated one), value heads tiled in Qwen3.5."""
     config = model.reference.config
     keys, values = config.linear_num_key_heads, config.linear_num_value_heads
     wide = keys * config.linear_key_head_dim
@@ -73,7 +73,7 @@ def tensors(model: TinyModel, family: str) -> dict[str, Array]:
 
 
 def _parts(data: Array, config: Any) -> list[Array]:
-    """q, k, v and z of Qwen3-Next, which interleaves them by key head."""
+    """Return q, k, v and z of Qwen3-Next, whose tensor interleaves them by key head."""
     size = config.linear_num_value_heads // config.linear_num_key_heads * config.linear_value_head_dim
     ends = np.cumsum([config.linear_key_head_dim, config.linear_key_head_dim, size])
     heads = data.reshape(config.linear_num_key_heads, -1, data.shape[-1])
@@ -81,7 +81,7 @@ def _parts(data: Array, config: Any) -> list[Array]:
 
 
 def _tiled(name: str, data: Array, keys: int, heads: int, wide: int) -> Array:
-    """Reorder value heads from groups of a key head to the first of each key head, the second of each, and so on."""
+    """Return `data` with value heads reordered: the first head of each key head, then the second of each, and so on."""
 
     def rows(part: Array) -> Array:
         return np.asarray(part.reshape(keys, heads // keys, -1, *part.shape[1:]).swapaxes(0, 1).reshape(part.shape))

@@ -1,4 +1,4 @@
-"""Writes tiny models of Muse Glimmer and of EXAONE with experts as GGUF files, named as llama.cpp's converter does."""
+"""Writer of tiny models of Muse Glimmer and EXAONE with experts as GGUF files, named as llama.cpp's converter does."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ _SANDWICH = {
 
 
 def _tensors(model: TinyModel, architecture: str) -> dict[str, Array]:
-    """The weights under their GGUF names, float32."""
+    """Return the weights by their GGUF names, float32."""
     muse, config = architecture == "muse-glimmer", model.reference.config.get_text_config()
     names, found = _NAMES | (_SANDWICH if muse else {}), dict[str, Array]()
     for name, tensor in model.reference.state_dict().items():
@@ -60,7 +60,7 @@ def _tensors(model: TinyModel, architecture: str) -> dict[str, Array]:
 
 
 def _keys(config: Any, architecture: str) -> dict[str, Any]:
-    """The metadata, without the architecture's prefix."""
+    """Return the metadata, without the architecture's prefix."""
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     found = {
         "block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,

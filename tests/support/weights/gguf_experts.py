@@ -1,4 +1,4 @@
-"""Writes the tiny models with experts as GGUF files, named and stacked as llama.cpp's converter does."""
+"""Writer of the tiny models with experts as GGUF files, named and stacked as llama.cpp's converter does."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -59,7 +59,7 @@ _STACKED = {"w1": "gate", "v1": "up", "w2": "down"}
 
 
 def tensors(model: TinyModel, family: str) -> dict[str, Array]:
-    """The weights under their GGUF names, float32."""
+    """Return the weights by their GGUF names, float32."""
     config = model.reference.config
     found: dict[str, Array] = {}
     for name, tensor in model.reference.state_dict().items():
@@ -76,7 +76,7 @@ def tensors(model: TinyModel, family: str) -> dict[str, Array]:
 
 
 def _experts(name: str, values: Array, config: Any) -> dict[str, Array]:
-    """The stacks of experts that a tensor holds; empty if it is another."""
+    """Return the stacks of experts in a tensor; empty for other tensors."""
     last = name.rpartition(".")[2]
     if last == "gate_up_proj":
         gate, up = np.split(values, 2, axis=1)
@@ -90,8 +90,10 @@ def _experts(name: str, values: Array, config: Any) -> dict[str, Array]:
 
 
 def _apart(name: str, values: Array, config: Any) -> dict[str, Array]:
-    """Keys and values from the latent vector as newer files have them, those of keys transposed; empty if it is another
-    tensor."""
+    """Return the matrices of keys (transposed) and values from the latent vector, as in newer files.
+
+    The result is empty for other tensors.
+    """
     if name != "self_attn.kv_b_proj.weight":
         return {}
     heads = values.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
@@ -100,7 +102,7 @@ def _apart(name: str, values: Array, config: Any) -> dict[str, Array]:
 
 
 def _gpt_oss(name: str, values: Array) -> dict[str, Array]:
-    """The same of gpt-oss, whose experts are transposed, gate and up in turn, and have biases."""
+    """Return the stacks of gpt-oss, whose experts are transposed and biased, with gate and up in turn."""
     last = name.rpartition(".")[2]
     if last.startswith("gate_up_proj"):
         kind = "bias" if last.endswith("bias") else "weight"
@@ -172,8 +174,11 @@ def _describe(writer: GGUFWriter, family: str, config: Any) -> None:
 
 
 def _describe_latent(writer: GGUFWriter, config: Any, absorbed: bool) -> None:
-    """As the converter describes DeepSeek's models: older files the heads, newer ones what is left when everything else
-    is absorbed in queries and in the output."""
+    """Write metadata of latent attention as the converter does for DeepSeek's models.
+
+    Older files describe the heads. Newer files (`absorbed`) describe the latent vector, since the matrices of keys and
+    values are absorbed in queries and in the output.
+    """
     writer.add_kv_lora_rank(config.kv_lora_rank)
     writer.add_rope_dimension_count(config.qk_rope_head_dim)
     if config.q_lora_rank:

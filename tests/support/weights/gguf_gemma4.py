@@ -1,4 +1,4 @@
-"""Writes Gemma 4 models of transformers as GGUF files, named as llama.cpp's converter does."""
+"""Writer of Gemma 4 models of transformers as GGUF files, named as llama.cpp's converter does."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +41,7 @@ _NAMES = {
 
 
 def gguf_tensors(reference: Any, fused: bool = True) -> dict[str, Array]:
-    """The weights under their GGUF names, with the factors that tell which values full layers rotate.
+    """Return the weights by their GGUF names, with the factors that say which values full layers rotate.
 
     Gate and up of experts are in one tensor if `fused`.
     """
@@ -62,7 +62,7 @@ def gguf_tensors(reference: Any, fused: bool = True) -> dict[str, Array]:
 
 
 def gguf_keys(config: Any) -> dict[str, Any]:
-    """The metadata, without the architecture's prefix."""
+    """Return the metadata, without the architecture's prefix."""
     sliding = [kind == "sliding_attention" for kind in config.layer_types]
     each, ropes = [config.per_layer_config[layer] for layer in range(len(sliding))], config.rope_parameters
     kv_heads, sizes = ([getattr(own, name) for own in each] for name in ("num_key_value_heads", "head_dim"))
@@ -99,7 +99,7 @@ def write_gguf(
     leave_out: str = "",
     fused: bool = True,
 ) -> None:
-    """Write a model in float32; `keys` are further metadata, `leave_out` is the name of a tensor that is missing."""
+    """Write a model in float32; `keys` are further metadata; leave out the tensor `leave_out`."""
     writer = GGUFWriter(path, "gemma4")
     for key, value in (gguf_keys(reference.config) | (keys or {})).items():
         if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Writes the tiny models with Mamba2 layers as GGUF files, named as llama.cpp's converter does."""
+"""Writer of the tiny models with Mamba2 layers as GGUF files, named as llama.cpp's converter does."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +36,7 @@ _FLOATS = ("ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm")
 
 
 def tensors(model: TinyModel) -> dict[str, Array]:
-    """The weights under their GGUF names, float32."""
+    """Return the weights by their GGUF names, float32."""
     config = model.reference.config
     experts, found = config.num_local_experts > 0, dict[str, Array]()
     for name, tensor in model.reference.state_dict().items():
@@ -71,7 +71,7 @@ def write_gguf(
     kind: Callable[[str], str] = lambda name: "F32",
     vocabulary: Callable[[GGUFWriter], None] = lambda writer: None,
 ) -> None:
-    """Write a model; `kind(name)` is the GGML type of each matrix, those of states and convolutions stay F32."""
+    """Write a model; `kind(name)` is the GGML type of each matrix, matrices of states and convolutions stay F32."""
     config, writer = model.reference.config, GGUFWriter(path, "granitehybrid")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(1 << 20)

@@ -1,4 +1,4 @@
-"""Writes the tiny models of `tests.support.models` as GGUF files, named and ordered as llama.cpp's converter does."""
+"""Writer of the tiny models of `tests.support.models` as GGUF files, as llama.cpp's converter writes them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,8 +35,7 @@ _GEMMA = {
 
 
 def gguf_tensors(model: TinyModel, family: str) -> dict[str, Array]:
-    """The weights under their GGUF names: float32, rows of rotary pairs interleaved for llama and its kin, 1 + w for
-    gemma."""
+    """Return float32 weights by GGUF names: rotary pairs interleaved for llama-like models, 1 + w for gemma."""
     config = model.reference.config
     gemma = family in ("gemma2", "gemma3")
     names = _NAMES | (_GEMMA if gemma else {})
@@ -55,7 +54,7 @@ def gguf_tensors(model: TinyModel, family: str) -> dict[str, Array]:
 
 
 def interleave(rows: Array, head_dim: int) -> Array:
-    """Rows of the first and second half of each head side by side, as GGUF stores q and k of llama."""
+    """Return the rows with both halves of each head interleaved, as GGUF stores q and k of llama."""
     return np.asarray(rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape))
 
 
@@ -70,7 +69,7 @@ def write_gguf(
 ) -> None:
     """Write a model of architecture `family`; `kind(name)` is the GGML type of each matrix, vectors stay F32.
 
-    With `split` there are several files, of so many tensors each: for `m.gguf` m-00001-of-00003.gguf and so on.
+    With `split`, write several files of `split` tensors each: for `m.gguf` m-00001-of-00003.gguf and so on.
     """
     config = model.reference.config
     writer = GGUFWriter(path, family, split_max_tensors=split)
@@ -92,7 +91,7 @@ def write_gguf(
 
 
 def _add_own(writer: GGUFWriter, family: str, config: Any) -> None:
-    """What only some architectures have."""
+    """Add the metadata that only some architectures have."""
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -112,7 +111,7 @@ def _add_own(writer: GGUFWriter, family: str, config: Any) -> None:
 def write_tensors(
     writer: GGUFWriter, tensors: Mapping[str, Array], kind: Callable[[str], str], floats: Sequence[str] = ()
 ) -> None:
-    """Write all tensors and close the file: matrices as `kind(name)`; vectors and what `floats` names as F32."""
+    """Write all tensors and close the file: matrices as `kind(name)`; vectors, and tensors in `floats`, as F32."""
     for name, values in tensors.items():
         matrix = values.ndim > 1 and not any(part in name for part in floats)
         _add(writer, name, values, kind(name) if matrix else "F32")
@@ -123,7 +122,7 @@ def write_tensors(
 
 
 def encoded(values: Array, kind: str) -> Array:
-    """`values` in a GGML type: an array of values, or of block bytes."""
+    """Return `values` in a GGML type: an array of values, or of the bytes of blocks."""
     if kind in ("F32", "F16"):
         return values.astype(np.float32 if kind == "F32" else np.float16)
     if kind in ("Q4_K", "Q6_K"):
@@ -132,7 +131,7 @@ def encoded(values: Array, kind: str) -> Array:
 
 
 def decoded(values: Array, kind: str) -> Array:
-    """The float32 values that a matrix written with `kind` has."""
+    """Return the float32 values that a matrix has after it was written as `kind`."""
     raw = encoded(values, kind)
     return raw.astype(np.float32) if kind in ("F32", "F16") else quants.dequantize(raw, GGMLQuantizationType[kind])
 
@@ -140,7 +139,7 @@ def decoded(values: Array, kind: str) -> Array:
 def byte_level_vocabulary(
     directory: Path, pre: str | None = "gpt-2", template: str | list[dict[str, str]] = TEMPLATE
 ) -> Callable[[GGUFWriter], None]:
-    """Writes the tokenizer.json of `directory` (see `tests.support.models.write_tokenizer`) as a GGUF vocabulary."""
+    """Return a function that writes the tokenizer.json of `directory` as a GGUF vocabulary."""
     import json
 
     model = json.loads((directory / "tokenizer.json").read_text())
@@ -162,7 +161,7 @@ def byte_level_vocabulary(
 
 
 def sentencepiece_tokens(text: str) -> list[str]:
-    """The tokens of a SentencePiece-like vocabulary trained on `text`: special ones, 256 bytes, pieces by rank."""
+    """Return a SentencePiece-like vocabulary trained on `text`: special tokens, 256 bytes, pieces by rank."""
     import json
 
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -177,7 +176,7 @@ def sentencepiece_tokens(text: str) -> list[str]:
 
 
 def sentencepiece_vocabulary(tokens: list[str], prefix: bool) -> Callable[[GGUFWriter], None]:
-    """Writes `tokens` as a SentencePiece vocabulary; `prefix`: a space goes before every text."""
+    """Return a function that writes `tokens` as a SentencePiece vocabulary; `prefix` adds a space to every text."""
 
     def write(writer: GGUFWriter) -> None:
         writer.add_tokenizer_model("llama")
@@ -197,7 +196,7 @@ def _add(writer: GGUFWriter, name: str, values: Array, kind: str) -> None:
 
 
 def _k_quant(values: Array, kind: str) -> Array:
-    """Valid blocks of a K-quant, not near `values`: the gguf package can only decode them."""
+    """Return random valid blocks of a K-quant for as many values: the gguf package can only decode K-quants."""
     size = {"Q4_K": 144, "Q6_K": 210}[kind]
     random = np.random.default_rng(len(values))
     raw = random.integers(0, 256, (len(values), values.shape[1] // 256, size), np.uint8)

@@ -1,4 +1,4 @@
-"""Writes the tiny models of Nemotron-H as GGUF files, named as llama.cpp's converter does."""
+"""Writer of the tiny models of Nemotron-H as GGUF files, named as llama.cpp's converter does."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,7 +38,7 @@ _FLOATS = ("ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm")
 
 
 def tensors(model: TinyModel) -> dict[str, Array]:
-    """The weights under their GGUF names, float32."""
+    """Return the weights by their GGUF names, float32."""
     found, groups = dict[str, Array](), model.reference.config.n_groups
     for name, tensor in model.reference.state_dict().items():
         data, (number, _, rest) = tensor.numpy(), name.removeprefix("model.layers.").partition(".")
@@ -60,9 +60,9 @@ def write_gguf(
     vocabulary: Callable[[GGUFWriter], None] = lambda writer: None,
     changes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model; `kind(name)` is the GGML type of each matrix, those of states and convolutions stay F32.
+    """Write a model; `kind(name)` is the GGML type of each matrix, matrices of states and convolutions stay F32.
 
-    `changes` are metadata in place of the model's own.
+    `changes` replace metadata of the model.
     """
     config = model.reference.config
     kinds, routed = config.layers_block_type, "moe" in config.layers_block_type

@@ -1,4 +1,4 @@
-"""The ends of layers outside a node: residual connections, and what embeddings of the layer add to them."""
+"""The ends of layers outside a node: residual connections, and additions from embeddings of the layer."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ F32 = npt.NDArray[np.float32]
 
 
 def layer_embeddings(pack: Pack, tokens: Sequence[int], x: F32, kernels: Kernels) -> F32 | None:
-    """The embeddings of `tokens` for all layers; None if the model has none. `x` is their first hidden states."""
+    """Return the embeddings of `tokens` for all layers; None if the model has none. `x` are their hidden states."""
     if not pack.per_layer:
         return None
     table, projection = (ResidentTable(*_rows(block), kernels) for block in pack.per_layer)
@@ -28,7 +28,7 @@ def layer_embeddings(pack: Pack, tokens: Sequence[int], x: F32, kernels: Kernels
 def end_block(
     pack: Pack, block: PackBlock, layer: int, kernels: Kernels, x: F32, total: F32, embeddings: F32 | None
 ) -> F32:
-    """The hidden states after a block of `layer`, whose sum over all nodes is `total`."""
+    """Return the hidden states after a block of `layer`, whose sum over all nodes is `total`."""
     after = residual(pack.config, block.kind, block.vectors(), layer)
     x = kernels.add_residual(after, x, total)
     return x if after.per_layer is None else add_per_layer(kernels, after.per_layer, x, embeddings)

@@ -1,4 +1,4 @@
-"""Looking into packs and into the folders that they are made in."""
+"""Inspection of packs, and of the folders in which they are made."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ def names(directory: Path) -> set[str]:
 
 
 def part(block: PackBlock, run: str, name: str) -> F32:
-    """All vectors of one part, padding included: `[units * width, hidden]`."""
+    """Return all vectors of one part of a run, padding included: `[units * width, hidden]`."""
     layout = block.run(run)
     return decode_part(layout.part(name), layout, block.read_units(run, 0, layout.units))
 

@@ -1,4 +1,4 @@
-"""Writes tiny models as PowerInfer's converter does: GGUF with its magic, down transposed, predictors, a split file.
+"""Writer of tiny models as PowerInfer's converter does: GGUF, predictors, and a split file.
 
 The layout is that of github.com/SJTU-IPADS/PowerInfer: convert.py (q and k of Llama interleaved, `ffn_down_t`, `fc1`,
 `fc2`, the threshold), and powerinfer-py/export_split.py (`gpu_idx` and `gpu_bucket`, both I32 by the number 18).
@@ -21,7 +21,7 @@ _I32 = 18  # in the ggml that PowerInfer is made from
 
 
 def predictor_of(neurons: int, hidden: int, rank: int, seed: int) -> tuple[F32, F32]:
-    """Random matrices `[rank, hidden]` and `[neurons, rank]`, such as float16 holds exactly."""
+    """Return random matrices `[rank, hidden]` and `[neurons, rank]` whose values float16 represents exactly."""
     random = np.random.default_rng(seed)
     made = (random.standard_normal(shape).astype(np.float16) for shape in ((rank, hidden), (neurons, rank)))
     first, second = (values.astype(np.float32) for values in made)
@@ -29,7 +29,7 @@ def predictor_of(neurons: int, hidden: int, rank: int, seed: int) -> tuple[F32, 
 
 
 def powerinfer_tensors(model: TinyModel, predictors: Mapping[int, tuple[F32, F32]]) -> dict[str, Array]:
-    """The tensors of a Llama-like model by the names that PowerInfer gives them, float32."""
+    """Return the tensors of a Llama-like model by PowerInfer's names, float32."""
     found = gguf_tensors(model, "llama")
     for name in [name for name in found if name.endswith("ffn_down.weight")]:
         found[name.replace("ffn_down", "ffn_down_t")] = np.ascontiguousarray(found.pop(name).T)
@@ -46,7 +46,7 @@ def write_powerinfer(
     kind: Callable[[str], str] = lambda name: "F16" if ".fc" in name else "F32",
     threshold: float | None = 0.25,
 ) -> None:
-    """Write `tensors`; `kind(name)` is the GGML type of each matrix, and int32 is what PowerInfer numbers as such."""
+    """Write `tensors`; `kind(name)` is the GGML type of each matrix, and int32 gets PowerInfer's number for I32."""
     config = model.reference.config
     writer = GGUFWriter(path, architecture)
     writer.add_context_length(config.max_position_embeddings)
@@ -73,7 +73,7 @@ def write_powerinfer(
 
 
 def falcon_tensors(reference: Any, predictors: Mapping[int, tuple[F32, F32]]) -> dict[str, Array]:
-    """Those of a FalconForCausalLM of the newer kind: queries, keys and values one after the other, down transposed."""
+    """Return the tensors of a newer FalconForCausalLM: queries, keys and values in a row, down transposed."""
     config, found = reference.config, {}
     names = {
         "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",
@@ -110,7 +110,10 @@ def write_falcon(
     predictors: Mapping[int, tuple[F32, F32]] | None,
     vocabulary: Callable[[GGUFWriter], None] = lambda writer: None,
 ) -> None:
-    """Write a FalconForCausalLM of the newer kind in float32, its predictors in float16; without, as llama.cpp does."""
+    """Write a FalconForCausalLM of the newer kind in float32, its predictors in float16.
+
+    Without predictors, write it as llama.cpp does.
+    """
     config = reference.config
     writer = GGUFWriter(path, "falcon")
     writer.add_context_length(config.max_position_embeddings)
@@ -134,7 +137,7 @@ def write_falcon(
 
 
 def write_split(path: Path, marks: Mapping[int, npt.NDArray[np.int32]], capacity: int = 1 << 30) -> None:
-    """Write which neurons of each layer PowerInfer's solver puts on the GPU: `marks` are 1 for those, else 0."""
+    """Write the neurons of each layer that PowerInfer's solver puts on the GPU: `marks` are 1 for these, else 0."""
     writer = GGUFWriter(path, "generic.gpu_index")
     writer.add_block_count(len(marks))
     writer.add_uint64("split.vram_capacity", capacity)
@@ -157,7 +160,7 @@ def _finish(writer: GGUFWriter, path: Path, powerinfer: bool = True) -> None:
 
 
 def _renumber(path: Path, before: int, after: int, tensors: int) -> None:
-    """Give the types of the tensors, each of which follows a name and one length, the number of an older ggml."""
+    """Change the type number of each of `tensors` (after its name and one length) to that of an older ggml."""
     content, changed = path.read_bytes(), 0
     for name in ("gpu_idx", "gpu_bucket"):
         at = content.find(name.encode())

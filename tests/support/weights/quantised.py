@@ -1,4 +1,4 @@
-"""Writers of quantised safetensors by their specifications: codes, scales and zero points, and the values they mean."""
+"""Writers of quantised safetensors by their specifications: codes, scales, zero points, and the exact values."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ class Coded:
 
 
 def coded(weights: F32, bits: int, group: int, symmetric: bool, groups: npt.NDArray[np.intp] | None = None) -> Coded:
-    """Round weights to codes of `bits` bits with f16 scales; `group` columns share one (-1: all of a row)."""
+    """Return weights as codes of `bits` bits with f16 scales; `group` columns share a scale (-1: the whole row)."""
     columns = weights.shape[1]
     size = columns if group == -1 else group
     groups = np.arange(columns) // size if groups is None else groups
@@ -59,7 +59,7 @@ def coded(weights: F32, bits: int, group: int, symmetric: bool, groups: npt.NDAr
 
 
 def packed(codes: U8, bits: int) -> torch.Tensor:
-    """Pack each row of codes into int32 words, densely, the low bits first."""
+    """Return each row of codes packed densely into int32 words, the low bits first."""
     each = codes[..., None] >> np.arange(bits, dtype=np.uint8) & np.uint8(1)
     stream = each.reshape(len(codes), -1)
     whole = np.pad(stream, ((0, 0), (0, -stream.shape[1] % 32)))
@@ -200,7 +200,8 @@ def write_quantised(
 ) -> tuple[Path, Path]:  # fmt: skip
     """Write a model with quantised linear layers to `out`/coded, and the same with exact float32 values to `out`/plain.
 
-    `fields` are added to config.json of the first. `chosen` tells by the name of a weight if it is quantised.
+    `fields` are added to config.json of the quantised model. `chosen` takes a weight's name, and returns True to
+    quantise it.
     """
     held, plain = load_file(model / "model.safetensors"), load_file(model / "model.safetensors")
     for name in [name for name in held if chosen(name) and held[name].dim() == 2]:

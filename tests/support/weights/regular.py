@@ -1,9 +1,9 @@
-"""A ReGLU model of any shape, not trained, whose neurons are used as those of a trained one: for speed at size.
+"""An untrained ReGLU model of any shape whose neurons are active as in a trained model, to measure speed.
 
 A gate's value is `w . x + b`: `x` is normed, so that `w . x` is distributed as N(0, 1) over tokens, and the bias alone
 decides how often a neuron is active. Biases are set for a power law of those frequencies. Embeddings of neighbouring
 tokens share a part of their direction, for a chosen similarity from token to token; and gates are of low rank but for a
-little noise, which is what lets a small predictor know them. That predictor is written beside the pack: with `[B, -B]`
+little noise, which is what lets a small predictor know them. The predictor is written beside the pack: with `[B, -B]`
 and `[A, -A]` for gates `A B`, ReLU between its matrices changes nothing.
 
 The head's row j + 1 is the embedding of token j: the model counts, and so stays where neighbours are alike.
@@ -41,16 +41,16 @@ _POINTS = 48  # biases at which the probability of two tokens together is comput
 
 @dataclass(frozen=True)
 class NeuronUse:
-    """How neurons are used: the knobs.
+    """Settings of how often neurons are active.
 
     Attributes:
         active: share of the neurons that a token activates, on average.
         power: exponent of the power law: a neuron's frequency falls with this power of its rank.
         most: the frequency of the hottest neurons.
-        similar: of a token's active neurons those that the token before had, too.
-        rank: of the gates' matrices.
+        similar: share of a token's active neurons that were active for the token before, too.
+        rank: rank of the gates' matrices.
         noise: the share of a gate's variance that is beyond that rank, and beyond any small predictor.
-        hot_first: neurons are numbered as a profile numbers them, the hottest first; else anyhow.
+        hot_first: True if neurons are numbered as by a profile, the hottest first; else in random order.
     """
 
     active: float = 0.1
@@ -62,7 +62,7 @@ class NeuronUse:
     hot_first: bool = False
 
     def frequencies(self, neurons: int) -> npt.NDArray[np.float64]:
-        """How often each neuron is active, the hottest first: a power law with the mean `active`, cut off at `most`."""
+        """Return each neuron's frequency, the hottest first: a power law with the mean `active`, at most `most`."""
         law = np.arange(1, neurons + 1, dtype=np.float64) ** -self.power
         low, high = 0.0, float(neurons)
         for _ in range(60):
@@ -71,7 +71,7 @@ class NeuronUse:
         return np.minimum(law * high, self.most)
 
     def correlation(self, neurons: int) -> float:
-        """How alike the inputs of neighbouring tokens must be, so that `similar` of the active neurons are again."""
+        """Return the correlation of neighbouring tokens' inputs at which the share `similar` stays active."""
         low, high = 0.0, 0.999
         for _ in range(20):
             middle = (low + high) / 2
@@ -79,7 +79,7 @@ class NeuronUse:
         return (low + high) / 2
 
     def repeated(self, neurons: int, correlation: float) -> float:
-        """The share of a token's active neurons that a token with inputs so much alike has, too."""
+        """Return the share of a token's active neurons that are active for another token with this `correlation`."""
         often = self.frequencies(neurons)
         points = np.quantile(often, np.linspace(0, 1, _POINTS))
         pair = multivariate_normal([0, 0], [[1, correlation], [correlation, 1]])
@@ -87,13 +87,16 @@ class NeuronUse:
         return float(np.interp(often, points, both).sum() / often.sum())
 
     def by_bias_alone(self, neurons: int) -> float:
-        """Recall of always naming the `active` share of the neurons that are active most often."""
+        """Return the recall if the most frequently active neurons, the share `active`, are always predicted."""
         often = self.frequencies(neurons)
         return float(often[: round(self.active * neurons)].sum() / often.sum())
 
 
 class RegularModel:
-    """The tensors of a model of `shape` (a config.json) with neurons used as `use` says, each made when asked for."""
+    """The tensors of a model of `shape` (a config.json) with neurons active as `use` says.
+
+    Each tensor is made on request.
+    """
 
     def __init__(self, shape: Mapping[str, Any], use: NeuronUse, seed: int = 0) -> None:
         self.shape = {**shape, "hidden_act": "relu", "mlp_bias": True, "attention_bias": False}
@@ -105,7 +108,7 @@ class RegularModel:
         self._query = number["num_attention_heads"] * number["head_dim"]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor by its name in a Hugging Face directory."""
+        """Return the shape of every tensor, by its name in a Hugging Face directory."""
         hidden, inner = self._hidden, self._inner
         found: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (self._vocab, hidden), "lm_head.weight": (self._vocab, hidden),
@@ -123,7 +126,7 @@ class RegularModel:
         return found
 
     def tensor(self, name: str) -> F32:
-        """The values of one of them."""
+        """Return the values of the tensor `name`."""
         size = self.shapes()[name]
         if name == "lm_head.weight":
             return np.asarray(np.roll(self.embedding, 1, axis=0) * np.float32(SHARPNESS / self._hidden), np.float32)
@@ -140,7 +143,7 @@ class RegularModel:
 
     @cached_property
     def embedding(self) -> F32:
-        """`[vocab, hidden]` of variance 1: tokens share `correlation` of it with their neighbours, less with others."""
+        """The embedding `[vocab, hidden]`, of variance 1; neighbouring tokens have the wanted correlation."""
         alike = self.use.correlation(self._inner) * (1 + ADDED / 2)
         own = self._normal("own", self._vocab, self._hidden)
         slow = self._normal("slow", self._vocab // 64 + 2, self._hidden)
@@ -151,14 +154,14 @@ class RegularModel:
         return np.asarray(shared * np.sqrt(share) + own * np.sqrt(1 - share), np.float32)
 
     def biases(self, layer: int) -> F32:
-        """Of the gates: neurons of every frequency, in random order or the hottest first."""
+        """Return the biases of a layer's gates: neurons of every frequency, in random order or the hottest first."""
         values: F32 = np.asarray(ndtri(self.use.frequencies(self._inner)), np.float32)
         if self.use.hot_first:
             return values
         return np.asarray(self._random(f"order {layer}").permutation(values), np.float32)
 
     def factors(self, layer: int) -> tuple[F32, F32]:
-        """The low-rank part of a layer's gates: `[rank, hidden]` and `[neurons, rank]`."""
+        """Return the low-rank part of a layer's gates: `[rank, hidden]` and `[neurons, rank]`."""
         rank, known = self.use.rank, 1 - self.use.noise
         below = self._normal(f"below {layer}", rank, self._hidden) * np.float32(self._hidden**-0.5)
         above = self._normal(f"above {layer}", self._inner, rank)
@@ -166,7 +169,7 @@ class RegularModel:
         return below, above
 
     def predictor(self, layer: int) -> Predictor:
-        """What a predictor of twice that rank knows of a layer: all but the noise."""
+        """Return a layer's predictor, of twice the gates' rank, which knows everything except the noise."""
         below, above = self.factors(layer)
         first = PredictorMatrix.of(np.concatenate([below, -below]), "q8")
         return Predictor(layer, first, PredictorMatrix.of(np.concatenate([above, -above], axis=1), "q8"),
@@ -179,7 +182,7 @@ class RegularModel:
         return np.asarray(above @ below + noise, np.float32)
 
     def _spread(self, name: str, size: tuple[int, ...]) -> float:
-        """The deviation of a matrix's values; what a block adds has its part of `ADDED` for variance."""
+        """Return the standard deviation of a matrix's values, such that all blocks together add variance `ADDED`."""
         added = ADDED / (2 * self.layers)
         if "down_proj" in name:
             bias = ndtri(self.use.frequencies(self._inner))
@@ -207,7 +210,7 @@ class RegularSource:
         }
 
     def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
-        """See `Source.read`."""
+        """Return rows and columns of a tensor, as `Source.read` specifies."""
         if tensor.name not in self._made:
             while len(self._made) >= _KEPT:
                 self._made.popitem(last=False)
@@ -216,12 +219,12 @@ class RegularSource:
         return np.ascontiguousarray(array[slice(*rows), slice(*columns)]).view(np.uint8)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
         self._made.clear()
 
 
 def write_regular(target: Path, shape: Mapping[str, Any], use: NeuronUse, dtype: str = "q4", seed: int = 0) -> Pack:
-    """The pack of such a model with its predictors beside it, made once."""
+    """Write the pack of such a model with its predictors to `target`, unless it exists; return it."""
     if not is_pack(target):
         model = RegularModel(shape, use, seed)
         source = RegularSource(target.name, model)

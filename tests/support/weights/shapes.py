@@ -28,9 +28,9 @@ LLAMA_1B = {
 
 
 def write_huggingface(path: Path, shape: dict[str, object], seed: int = 0) -> Path:
-    """A Hugging Face directory of random float32 weights, one safetensors file per layer, made once.
+    """Write a Hugging Face directory of random float32 weights, one file per layer, unless it exists; return it.
 
-    The tokenizer is a byte-level one over the first 256 ids.
+    The tokenizer is byte-level, with the first 256 ids.
     """
     from safetensors.numpy import save_file
 
@@ -50,7 +50,7 @@ def write_huggingface(path: Path, shape: dict[str, object], seed: int = 0) -> Pa
 
 
 def write_byte_tokenizer(path: Path) -> None:
-    """tokenizer.json whose tokens are the 256 bytes."""
+    """Write a tokenizer.json whose tokens are the 256 bytes to `path`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -69,7 +69,7 @@ def _random(random: np.random.Generator, size: tuple[int, ...]) -> np.ndarray[tu
 
 
 def tensor_files(shape: dict[str, object]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Tensor shapes by file: one file per layer, one for the rest."""
+    """Return the shapes of tensors by file: one file per layer, and one for the rest."""
     hidden, inner, vocab = (int(str(shape[key])) for key in ("hidden_size", "intermediate_size", "vocab_size"))
     head_dim = int(str(shape["head_dim"]))
     q, kv = (int(str(shape[key])) * head_dim for key in ("num_attention_heads", "num_key_value_heads"))

@@ -1,4 +1,4 @@
-"""A pack on several nodes, without any: each node's blocks computed in turn, and their partial results summed."""
+"""A pack split over simulated nodes: each node's blocks are computed in turn, and partial results are summed."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def split_forward(pack: Pack, tokens: Sequence[int], shares: Sequence[float], steps: int = 0) -> F32:
-    """Logits `[tokens, vocab]` of a pack split over nodes by `shares`; the last `steps` tokens one at a time.
+    """Return logits `[tokens, vocab]` of a pack split by `shares`; compute the last `steps` tokens one at a time.
 
     Raises:
         PlanError: if there are too few units for so many nodes.
@@ -63,7 +63,7 @@ def _step(pack: Pack, nodes: "Sequence[_Node]", kernels: Kernels, tokens: Sequen
 
 
 def _partials(nodes: "Sequence[_Node]", number: int, x: F32, positions: npt.NDArray[np.int32]) -> list[F32]:
-    """Every node's part of block `number`; what heads wait for is summed between."""
+    """Return every node's partial result of block `number`; sums that heads wait for are computed in between."""
     parts = [node.part(x, positions) for node in nodes]
     waiting = [node.heads(number, part) for node, part in zip(nodes, parts, strict=True)]
     phases = COMPUTE
@@ -95,12 +95,12 @@ class _Node:
         ]
 
     def part(self, x: F32, positions: npt.NDArray[np.int32]) -> MicroBatch:
-        """The tokens of a step on their way through a block."""
+        """Return a micro-batch of a step's tokens, at the input `x` of a block."""
         states = np.array([[0 if positions[0] else -1, 0]], np.int32)
         return MicroBatch(x, Batch(positions, np.zeros_like(positions), self._pages, states))
 
     def heads(self, number: int, part: MicroBatch) -> AttentionSegment | None:
-        """The segment of block `number` with its heads projected, if they wait for a sum over all nodes."""
+        """Return the segment of block `number`, heads projected, if they wait for a sum over all nodes; else None."""
         segment, data = self._segments[number]
         if not isinstance(segment, AttentionSegment) or not segment.waits:
             return None
@@ -108,7 +108,7 @@ class _Node:
         return segment
 
     def partial(self, number: int, part: MicroBatch, phases: frozenset[Phase]) -> F32:
-        """This node's part of block `number`."""
+        """Return this node's partial result of block `number`."""
         segment, data = self._segments[number]
         found = segment.start(phases, data, part, lambda _: part.x)
         assert found is not None
@@ -116,7 +116,7 @@ class _Node:
 
 
 def _kv_heads(pack: Pack, config: ModelConfig, layer: int, shard: Shard) -> tuple[int, int]:
-    """The node's KV heads in a layer, and their size."""
+    """Return the number of the node's KV heads in a layer, and their size."""
     own, width = config.at_layer(layer), pack.layers[layer][0].run("kv").width
     return len(shard.kv.scaled(width // own.kv_width, own.kv_heads)), own.head_dim
 
@@ -141,7 +141,7 @@ def _segment(
 
 
 def _source(pack: Pack, layer: int, block: PackBlock, shard: Shard) -> tuple[RunLayout, Range] | None:
-    """The keys and values that an attention block reads, if it has none."""
+    """Return the run of keys and values of another block that an attention block reads; None if it has its own."""
     at = pack.config.kv_layer(layer)
     return None if block.kind != "attention" or at == layer else (pack.layers[at][0].run("kv"), shard.kv)
 

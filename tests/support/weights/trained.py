@@ -1,9 +1,8 @@
-"""The small models that `python -m benchmarks.training` made, kept in 8 bits with the tests' data: one with ReLU, and a
-mixture of experts.
+"""The small models from `python -m benchmarks.training`: one with ReLU, and a mixture of experts.
 
-`model.q8.safetensors` has each matrix as its Q8_0 blocks, uint8 `[rows, bytes]`, and each vector as it is. No loader
-knows that, so the model is written out in float32 where a Hugging Face directory is wanted. Packed in q8 it has the
-very codes that are kept here.
+The models are stored in 8 bits with the tests' data. `model.q8.safetensors` has each matrix as its Q8_0 blocks, uint8
+`[rows, bytes]`, and each vector as it is. No loader knows this format, so `write_trained` writes a float32 Hugging Face
+directory. Packed in q8, the model has exactly the stored codes.
 """
 
 import json
@@ -30,13 +29,13 @@ UNSEEN = TRAINED / "unseen.txt"  # of the text that neither the model nor its pr
 
 
 def trained_facts(kept: Path = TRAINED) -> dict[str, Any]:
-    """What was measured when the model was kept: perplexity, and how its neurons or experts are used."""
+    """Return the measurements stored with the model: perplexity, and the use of its neurons or experts."""
     found: dict[str, Any] = json.loads((kept / "facts.json").read_text())
     return found
 
 
 def write_trained(directory: Path, kept: Path = TRAINED) -> Path:
-    """The model as a Hugging Face directory in float32, made once."""
+    """Write the model as a Hugging Face directory in float32, unless it exists; return the directory."""
     from safetensors.numpy import load_file, save_file
 
     target = directory / "model.safetensors"
@@ -51,7 +50,7 @@ def write_trained(directory: Path, kept: Path = TRAINED) -> Path:
 
 
 def keep_trained(kept: Path, weights: Mapping[str, F32], config: Mapping[str, Any], tokenizer: Path, text: str) -> None:
-    """Put a trained model into `kept`, among the tests' data, matrices rounded to 8 bits."""
+    """Write a trained model to `kept`, a folder of the tests' data, with matrices rounded to 8 bits."""
     from safetensors.numpy import save_file
 
     kept.mkdir(exist_ok=True)

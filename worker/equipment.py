@@ -186,7 +186,7 @@ class Equipment:
 
 @dataclass(frozen=True)
 class MeasuredNode:
-    """The measured speeds of this machine and its devices, and a function to call if a run contradicts them."""
+    """The measured speeds of this machine and its devices, and a function to call if a run contradicts these speeds."""
 
     machine: "NodeMachine"
     mark_doubted: Callable[[], None]
@@ -198,7 +198,7 @@ Measure = Callable[[HostDevice, Sequence[Device]], MeasuredNode]
 def measured(host: HostDevice, devices: Sequence[Device], cache: Path) -> MeasuredNode:
     """Return the speeds of this machine, its disk and `devices`, from `cache` or measured now.
 
-    If there is no file to measure the disk with, its speed is taken to be that of a laptop's disk.
+    If there is no file to measure the disk with, the result has the speed of a laptop's disk.
     """
     from scheduler.model.machine import LAPTOP, NodeMachine
     from worker.measure.remembered import device_rates, doubt_machine
@@ -220,7 +220,7 @@ def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
     than the host, according to the measurement. If the chip cannot be measured, the host computes alone.
 
     Raises:
-        UsageError: if a device is missing, if it has less memory than it is to use, or if there are flags about an
+        UsageError: if a device is missing, if it has less memory than the flags ask for, or if there are flags about an
             accelerator but `auto` finds none.
         DeviceError, KernelError: if a device that was asked for by name, or by flags about one, cannot compute.
     """

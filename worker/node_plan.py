@@ -85,7 +85,7 @@ class NodeBlock:
 
     @property
     def half(self) -> BlockKind:
-        """The half of a layer that this block belongs to: "attention" (or what takes its place), or "ffn"."""
+        """The half of a layer that this block belongs to: "attention" (also for blocks with states), or "ffn"."""
         return HALVES.get(self.kind, self.kind)
 
     @property
@@ -178,7 +178,7 @@ class NodePlan:
 
     @cached_property
     def group(self) -> tuple[int, ...]:
-        """The ranks of the nodes whose partial results are summed with those of this node, in ascending order.
+        """The ranks of the nodes whose partial results are summed with this node's results, in ascending order.
 
         A node with several passes is alone in each of its stages.
         """

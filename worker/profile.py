@@ -59,7 +59,7 @@ def limit_options(asked: NodeOptions, profile: Profile) -> NodeOptions:
     """Return the options that the master asked for, limited to the node's resources. Both sides plan with the result.
 
     In the result, memory (bytes) and threads are set. If no memory is free, memory is 1 byte, since 0 would let the
-    node choose. With the scheduler `resident` a master may load more than is free, but not more than the node's
+    node choose. With the scheduler `resident` a master may load more than is free, up to the node's
     --memory.
     """
     threads = min(asked.threads or profile.threads, profile.threads)

@@ -57,7 +57,7 @@ class Agreement:
 
 
 def bench(quick: bool) -> Result:
-    """Compare the answers of each number of nodes with those of transformers, in one row per number of nodes."""
+    """Compare the answers of each number of nodes with the answers of transformers, one row per number of nodes."""
     model = smollm2().path
     prompts, tokens = (PROMPTS[:2], 16) if quick else (PROMPTS, TOKENS)
     expected = list(generate(model, prompts, tokens))

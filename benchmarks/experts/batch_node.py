@@ -148,7 +148,7 @@ def batch_node(
 ) -> Iterator[BatchNode]:
     """Open a node of `emu:` and `device` with `sequences` waiting sequences of `filled` tokens each.
 
-    `decide` plans in place of the node's own planner. `memory` is the node's limit in bytes; 0 means all. With `trace`
+    `decide` replaces the node's own planner. `memory` is the node's limit in bytes; 0 means all. With `trace`
     the node records its spans. The node may be one of several `nodes`, all alike, each with its part of the model.
     `steps` is the largest number of tokens in a step, if longer than a chunk. `weights` and `kv` say where weights, and
     keys and values, lie.

@@ -55,7 +55,7 @@ class Master:
 
 
 class Worker:
-    """Any rank but 0; it waits for the master on `listener`."""
+    """A rank other than 0, which waits for the master on `listener`."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._master = prepared(listener.accept()[0])

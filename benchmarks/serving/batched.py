@@ -18,7 +18,7 @@ _BATCH = 512
 
 
 class Batches:
-    """One model with room for several sequences."""
+    """One model in llama.cpp with memory for several sequences."""
 
     def __init__(self, gguf: str, threads: int, most: int) -> None:
         lib.llama_log_set(_quiet, ctypes.c_void_p(0))

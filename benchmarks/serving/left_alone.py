@@ -1,4 +1,4 @@
-"""Answers after ten idle minutes: of a server, a page, a chat in a terminal, and the workers behind them."""
+"""Answers after ten idle minutes, of a server, a page and a chat in a terminal, each with workers."""
 
 import os
 import sys

@@ -78,7 +78,7 @@ class Chat:
         return False
 
     def rest(self, seconds: float) -> None:
-        """Read the output for some seconds, without input."""
+        """Read the output for `seconds` seconds, without input."""
         ends = time.monotonic() + seconds
         while (left := ends - time.monotonic()) > 0:
             if select.select([self._terminal], [], [], left)[0]:

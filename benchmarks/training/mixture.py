@@ -1,4 +1,4 @@
-"""The small mixture of experts in torch: transformers' OLMoE, trained with the balancing loss that its config has."""
+"""The small mixture of experts in torch: transformers' OLMoE, trained with the balancing loss of its config."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

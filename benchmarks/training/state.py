@@ -19,7 +19,7 @@ class Progress:
 
 
 def save(folder: Path, model: Any, optimizer: Any, progress: Progress) -> None:
-    """Save the run in `folder`, in place of an earlier save."""
+    """Save the run in `folder`; replace an earlier save."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

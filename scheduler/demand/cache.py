@@ -158,8 +158,8 @@ class DemandCache:
     def share(self, keys: Sequence[Key], choose: ChooseCount) -> SharedHold:
         """Hold the loaded units of `keys` (of one block), and load as many of the others as `choose` says.
 
-        The remaining units are computed elsewhere. They count as used, and are loaded while the tier below is idle if
-        the policy prefers them to a resident unit. The caller closes the hold. Errors are those of `hold`.
+        The remaining units are computed elsewhere. These units count as used, and are loaded while the tier below is
+        idle if the policy prefers them to a resident unit. The caller closes the hold. Errors are those of `hold`.
         """
         units = self._numbers(keys)
         self._note(units)

@@ -56,7 +56,7 @@ class DemandedBlock(Generic[S]):
 class DemandHold(Generic[S]):
     """A `scheduler.weights.SegmentHold` of a block whose units are loaded while its other segments are computed.
 
-    The units form one segment, or several if there is no room for all of them at once.
+    The units form one segment, or several if there is no room for all units at once.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ class Pinned:
     """A policy that keeps some units and evicts the others as `Lru` does."""
 
     def __init__(self, units: int, pinned: Units) -> None:
-        """Pin the units `pinned`. One of them is evicted only if all other units are held."""
+        """Pin the units `pinned`. A pinned unit is evicted only if all other units are held."""
         self._bonus, self._recent = np.zeros(units), Lru(units)
         self._bonus[pinned] = _PINNED
 

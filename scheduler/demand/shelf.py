@@ -130,7 +130,7 @@ class UnitShelf(PriorityShelf[np.int64]):
         return self._names[int(self.table.unit_of[loading[0]])]
 
     def refuse(self, units: Units) -> TpiError:
-        """Return the error for a hold of `units` for which there is no room."""
+        """Return the error to raise for a hold of `units` for which there is no room."""
         return TpiError(
             f"{len(units)} units cannot be held: the cache has room for {len(self.table)}, and others are held; "
             "release these first"
@@ -152,7 +152,7 @@ class UnitShelf(PriorityShelf[np.int64]):
         return Load(self, unit, slot, self._names[unit[0]])
 
     def _mark(self, block: int, units: Units) -> None:
-        """Mark `units` as expected, in place of the units of that block that were expected before."""
+        """Mark `units` as expected, and no other units of `block`."""
         self._wanted_soon[self._announced.pop(block, units)] = False
         self._wanted_soon[units] = True
         self._announced[block] = units

@@ -169,7 +169,7 @@ class Verified(Source):
         return self._tier.joins(last, new, sum(nbytes(int(load.units[0])) for load in loads))
 
     def fill(self, loads: Sequence[Load], part: int) -> int:
-        """Load one unit for each of `loads`. Errors are those of the tier."""
+        """Load one unit for each of `loads`. Errors are those of `UnitTier.fill`."""
         units = [int(load.units[0]) for load in loads]
         return self._tier.fill(units, [self._slots[int(load.slots[0])] for load in loads])
 

@@ -29,7 +29,10 @@ def card_figures(machine: NodeMachine) -> CardFigures | None:
 
 
 def machine_from_message(memory: int, card: Card | None, speed: MachineSpeed | None) -> NodeMachine:
-    """Return the machine that a node with `memory` bytes of RAM described; missing or zero figures are a laptop's."""
+    """Return the machine that a node with `memory` bytes of RAM described.
+
+    A laptop's figures replace missing ones and zeros.
+    """
     machine = replace(LAPTOP, memory=memory, accelerator=None)
     if card is None:
         if speed is None or not (speed.read and speed.operations):

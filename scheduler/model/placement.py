@@ -167,7 +167,7 @@ def spread(items: Sequence[int], count: int) -> list[int]:
 
 
 def _two_kinds(sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the large and the small blocks: those above and below the widest gap between sizes.
+    """Return the large and the small blocks, which lie above and below the widest gap between sizes.
 
     If all sizes are equal, all blocks are large. Empty blocks are in neither list.
     """

@@ -7,7 +7,7 @@ synchronisation that is needed.
 
 **A hold never deadlocks** if the ring is at least as large as the largest streamed block (every layout needs that
 much). Proof: lag >= 1, so the load of use n waits only for releases of uses before n. When a caller that holds nothing
-waits for n, all of those have happened.
+waits for n, all these releases have happened.
 
 **Loads overlap computing everywhere** (every lag >= 2: use n + 1 loads while n is held) exactly if the ring is at least
 as large as the largest two neighbours together. This is necessary because both are in memory at once. It is sufficient

@@ -205,7 +205,7 @@ def judge_streaming(
 def whole(
     costs: Costs, streamed: Collection[int], tiles: Sequence[int], sizes: Sequence[int]
 ) -> tuple[Costs, set[int]]:
-    """Return the costs per block and the numbers of the streamed blocks, combined from those of segments.
+    """Return the costs per block and the numbers of the streamed blocks, combined from those of their segments.
 
     `tiles` has the number of segments of each block; `costs`, `streamed` and `sizes` refer to segments. A partly
     resident block gets the load time that it would have if all of it were loaded at the speed of its streamed segments.

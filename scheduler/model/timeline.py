@@ -36,7 +36,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class OtherWaits:
-    """Seconds of a token spent waiting for a disk, but not for this node's blocks; measured exchanges contain them.
+    """Seconds of a token spent waiting for a disk, except for this node's blocks. Measured exchanges contain them.
 
     Attributes:
         head: for the master's streamed head, between two tokens.

@@ -105,7 +105,7 @@ class NeuronArena(Source):
     # called by the cache
 
     def fill(self, loads: Sequence[Load], part: int) -> int:
-        """Gather the weights of the neurons of a move and copy them at once; return their size in bytes.
+        """Gather the weights of a move's neurons, and make one copy; return its size in bytes.
 
         Moves run one at a time, so they share one staging buffer.
         """

@@ -31,7 +31,7 @@ class HeldNeurons:
         self.neurons, self.cpu_neurons = shares.on_accelerator, shares.on_cpu
 
     def release(self) -> None:
-        """Allow moves to overwrite the slots. Call it once, after the accelerator has read them."""
+        """Allow moves to overwrite the slots. Call this once, after the accelerator has read the slots."""
         self._layer.release_slots(self.slots)
 
     def cancel(self) -> None:

@@ -39,7 +39,7 @@ class NeuronShares:
 
 
 def plain_shares(scores: F32, threshold: float, there: Marks) -> NeuronShares:
-    """Divide the neurons whose score reaches `threshold`; those marked in `there` are on the accelerator.
+    """Divide the neurons whose score reaches `threshold`; neurons marked in `there` are on the accelerator.
 
     `scores` and `there` are `[neurons]`.
     """

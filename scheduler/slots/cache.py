@@ -61,7 +61,7 @@ class SlotCache(Generic[S]):
        there is no room, it waits for loads that nothing pins; if these give no room either, it is refused.
     4. **Expect.** A prediction is pinned like a hold, if there is room; else it is ignored. The next hold or prediction
        of the shelf, or `abandon`, ends it.
-    5. **Demand first.** Loads that a hold waits for begin before read-ahead. A hold of what was expected turns its
+    5. **Demand first.** Loads that a hold waits for begin before read-ahead. A hold of expected units turns their
        read-ahead into demand. If nothing is queued, `spare` may give a load. Each lane (link) has its own order.
     6. **Failure.** The error of a failed load is raised by each hold that waits for it. The next hold loads again: with
        its last pin a failed slot is emptied, and a hold that pins a failed slot loads it. A load ahead that failed
@@ -71,7 +71,7 @@ class SlotCache(Generic[S]):
        these releases once before it is refused.
     8. **Abandon.** An aborted step gives up predictions and the last failure. Running loads end; their units stay.
     9. **Close.** After `close`, no load begins, running loads have ended, and waiting holds raise TpiError. So they do
-       within a second if the workers are lost. What is pinned stays valid.
+       within a second if the workers are lost. Pinned slots stay valid.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class SlotCache(Generic[S]):
 
         Args:
             source: fills slots.
-            workers: the threads that call it; the cache starts and closes them.
+            workers: the threads that call `source`; the cache starts and closes the threads.
             stats: the counts, which the cache and its shelves change.
             reads: a clock of the reads, which another reader of the same disk may share; needed for `speed`.
             trace: recorder of loads and stalls.

@@ -53,7 +53,7 @@ class Cycle:
         return skipped
 
     def rewind_to(self, use: int) -> range:
-        """Mark `use` and all later uses as not requested; return those whose load had been requested."""
+        """Mark `use` and all later uses as not requested; return the uses whose load had been requested."""
         opened = range(use, self.tail)
         self.tail = use
         return opened

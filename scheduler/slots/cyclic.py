@@ -100,7 +100,10 @@ class CyclicShelf(ABC):
 
     @abstractmethod
     def load_of(self, use: int, place: int) -> Load | None:
-        """Return the load of use number `use`, with its `place` in the period as `slots`; None if it has no bytes."""
+        """Return the load of use number `use`, with its `place` in the period as `slots`.
+
+        Return None if the unit of the use has no bytes.
+        """
 
     def _open(self) -> Sequence[Load]:
         cycle, loads = self.cycle, list[Load]()

@@ -1,4 +1,4 @@
-"""The index of a memory of equal slots: which unit is in which slot, what is loading and what is pinned. Numbers only.
+"""The index of a memory of equal slots: the unit in each slot, and the loading and pinned slots. Numbers only.
 
 A slot is empty, loading, loaded or failed. It is in use while it is pinned or loading, and then keeps its unit. A
 failed slot is emptied with its last pin. A table takes one index for each unit, and one index and 6 bytes for each
@@ -87,7 +87,7 @@ class SlotTable(Generic[N]):
 
     @property
     def settling(self) -> bool:
-        """True if a slot is loading but not pinned, so that it becomes free when the load ends."""
+        """True if a slot is loading and not pinned, so that it becomes free when the load ends."""
         return bool((self.loading & (self.pins == 0)).any())
 
     def missing(self, units: npt.NDArray[N]) -> npt.NDArray[N]:
@@ -136,7 +136,7 @@ class SlotTable(Generic[N]):
         return missing
 
     def least(self, count: int, priority: Priority) -> Slots:
-        """Return up to `count` slots that are free: empty ones, then those whose units have the lowest priority."""
+        """Return up to `count` free slots: empty slots first, then slots whose units have the lowest priority."""
         free = self.free
         empty = np.flatnonzero(free & (self.unit_of < 0))[:count]
         if len(empty) == count:

@@ -26,7 +26,9 @@ class Disk(Protocol):
     threads: int
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Read `into.size` bytes at `offset` into `into`; return the bytes read (fewer at the end of the file).
+        """Read `into.size` bytes at `offset` into `into`.
+
+        Return the number of bytes read, which is smaller at the end of the file.
 
         `offset` and `into.size` are multiples of `PAGE`, and `into` starts on a page boundary.
 
@@ -49,7 +51,7 @@ class DirectDisk:
         self.direct = direct and bool(_DIRECT)
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Read `into.size` bytes at `offset` of a file, directly if possible; return the bytes read."""
+        """Read `into.size` bytes at `offset` of a file, directly if possible; return the number of bytes read."""
         if self.direct:
             try:
                 return _read_file(path, offset, into, _DIRECT)

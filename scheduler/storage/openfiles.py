@@ -11,7 +11,7 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class OpenFilesDisk:
-    """A `scheduler.storage.disk.Disk` that reads as the given `DirectDisk` does, but keeps files open until `close`.
+    """A `scheduler.storage.disk.Disk` that reads as the given `DirectDisk` does, and keeps files open until `close`.
 
     If a file is replaced while it is open, reads still return the old contents.
     """
@@ -23,7 +23,7 @@ class OpenFilesDisk:
         self._lock = Lock()
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Read `into.size` bytes at `offset` of a file, opened if it is not open yet; return the bytes read."""
+        """Read `into.size` bytes at `offset` of a file, opened if it is not open yet; return the number of bytes."""
         if not self._disk.direct or not hasattr(os, "preadv"):
             return self._disk.read(path, offset, into)
         done = 0

@@ -20,5 +20,5 @@ class TimedDisk:
         self._link = link
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Read `into.size` bytes at `offset` of a file, in the time that the link takes; return the bytes read."""
+        """Read `into.size` bytes at `offset` of a file, in the time that the link takes; return the number of bytes."""
         return self._link.move(into.size, lambda: self._disk.read(path, offset, into))

@@ -105,7 +105,7 @@ class Loader:
         self._slots.release(self._streamed, use)
 
     def take(self) -> WindowStats:
-        """Return what was counted since the last `take`; every chunk is counted exactly once."""
+        """Return the counts since the last `take`; every chunk is counted exactly once."""
         with self._slots.lock:
             return self._meter.take()
 

@@ -38,7 +38,7 @@ class WindowStats:
     holds: int = 0  # all holds
 
     def __add__(self, other: "WindowStats") -> "WindowStats":
-        """Add the counts of two windows; memory sizes are those of the later one, `other`."""
+        """Add the counts of two windows; memory sizes come from `other`, the later one."""
         return WindowStats(
             other.resident_bytes,
             other.ring_bytes,

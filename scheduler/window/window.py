@@ -69,7 +69,7 @@ class Window(Protocol):
         ...
 
     def take(self) -> WindowStats:
-        """Return what was counted since the last `take`; call it once per token."""
+        """Return the counts since the last `take`; call this once per token."""
         ...
 
     def costs(self) -> Costs:
@@ -185,7 +185,7 @@ class MemoryWindow:
             verify: called as `verify(block, data)` once per block, after its first load; raises WeightsError if `data`
                 is wrong. The block is then read and verified once more.
             trace: recorder of loads and stalls.
-            noun: what a trace calls a block.
+            noun: the word for a block in traces.
             reads: the clock of another window, if both may read at once.
             memory: allocator of the blocks' memory, pinned if a device copies from it.
 
@@ -231,7 +231,7 @@ class MemoryWindow:
         self.take()
 
     def take(self) -> WindowStats:
-        """Return what was counted since the last `take`."""
+        """Return the counts since the last `take`."""
         return self._loader.take()
 
     def costs(self) -> Costs:

@@ -22,7 +22,7 @@ class MemoryDisk:
         self._files = files
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Copy from the byte string that represents the file; return the bytes copied."""
+        """Copy from the byte string that represents the file; return the number of bytes."""
         if path not in self._files:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         found = self._files[path][offset : offset + into.size]

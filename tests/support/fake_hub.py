@@ -36,7 +36,7 @@ class Repository:
 class FakeHub:
     """A hub that listens on this machine.
 
-    `requests` lists the requests so far: method, path and range. `cut` ends each answer of a large file after so many
+    `requests` lists the requests so far: method, path and range. `cut` ends each answer of a large file after that many
     bytes. With `ranges` False, a file is sent from its beginning, whatever range is requested.
     """
 

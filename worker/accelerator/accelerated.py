@@ -156,7 +156,7 @@ class Accelerators:
         self._short = short
 
     def abandon(self) -> None:
-        """Abort the step: discard its transfers, including those that failed."""
+        """Abort the step: discard its transfers, failed ones included."""
         if self._rings is not None:
             self._rings.abandon()
         for staged in self._staged:

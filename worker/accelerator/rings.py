@@ -88,7 +88,7 @@ class Rings:
     def switch_to(self, short: bool) -> None:
         """Use the rings of short steps (or of long ones) from now on.
 
-        Discard what the other rings have loaded ahead.
+        Discard the pieces that the other rings have loaded ahead.
         """
         rings = self._short if short else self._long
         if rings is not self._now:

@@ -1,4 +1,4 @@
-"""Figures of a demand cache for the user, next to those of Belady's policy for the recorded steps."""
+"""Figures of a demand cache for the user, next to the figures of Belady's policy for the recorded steps."""
 
 from collections.abc import Callable
 

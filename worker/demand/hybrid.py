@@ -2,8 +2,9 @@
 
 Each computes some of the chosen experts, and the two results are added.
 
-The host's memory holds all experts. The accelerator computes the experts in its arena and those that are copied to it
-for this step; the CPU computes the rest at the same time. `worker.demand.arena.ExpertArena` divides them. The
+The host's memory holds all experts. The accelerator computes the experts in its arena and the experts that
+are copied to it for this step; the CPU computes the rest at the same time. `worker.demand.arena.ExpertArena` decides
+which side computes each expert. The
 accelerator is started first. A side without experts to compute is not called.
 """
 

@@ -42,7 +42,7 @@ class AttentionSample:
     ) -> "AttentionSample":
         """Create a sample of `sequences` sequences of `context` tokens each, the new one included.
 
-        With `cached`, the sequences share all pages but the last, so that the processor's caches hold them.
+        With `cached`, the sequences share all pages except the last, so that the processor's caches hold them.
         """
         random, pages = np.random.default_rng(0), -(-context // PAGE_TOKENS)
         tables = np.arange(sequences * pages, dtype=np.int32).reshape(sequences, pages)

@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 def measure_pair(asked: AskLink, endpoints: Endpoints) -> MeasuredLink:
     """Return the link between the two workers of `asked`, one of which is this one.
 
-    The workers form a group of two, with the number of the question in place of a session. No group of this node may
-    wait for messages meanwhile, because all groups receive from one socket. `endpoints.watch` can end the measurement
-    with an error.
+    The workers form a group of two, with the number of the question as the session. No group of this node may wait for
+    messages during the measurement, because all groups receive from one socket. `endpoints.watch` can end the
+    measurement with an error.
     """
     latency = rate = 0.0
     peers = tuple(Peer(peer.rank, peer.name, peer.address, peer.key) for peer in asked.peers)

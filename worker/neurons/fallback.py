@@ -19,7 +19,7 @@ ASKED_AGAIN = 32  # choices of all neurons after which active ones are tried onc
 class DenseFallback:
     """The choice for each block of one node: all neurons on the CPU, or active neurons on both sides.
 
-    Used by one thread. A limit is the share of active neurons above which computing all of them on the CPU is faster.
+    Used by one thread. A limit is the share of active neurons above which computing all neurons on the CPU is faster.
     """
 
     def __init__(self, limit: float | None = None) -> None:

@@ -1,8 +1,8 @@
 """Predictions of the neurons that later layers need, made on the accelerator while a layer is computed.
 
 A predictor that looks k layers ahead takes the input of layer i - k. Its result chooses the neurons that migrate
-before layer i, and those that layer i computes (DynamicInfer, design 1). With k = 0 it runs at its own layer, and the
-neurons that it names migrate for the next token.
+before layer i, and the neurons that layer i computes (DynamicInfer, design 1). With k = 0 it runs at its own layer, and
+the neurons that it names migrate for the next token.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ class Scorer(Protocol):
 
     @property
     def input_kind(self) -> InputKind:
-        """Input of the scorer: the hidden states before the block, or those after its norm."""
+        """Input of the scorer: the hidden states before the block, or after its norm."""
 
     def scores(self, x: F32, /) -> F32:
         """Return scores `[tokens, neurons]` for `x` `[tokens, hidden]`."""

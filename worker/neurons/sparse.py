@@ -77,7 +77,7 @@ class SparseNode:
         return chosen
 
     def measure(self, arrangement: Arrangement[Segment]) -> None:
-        """Measure the share of active neurons above which computing all of them is faster.
+        """Measure the share of active neurons above which computing all neurons is faster.
 
         The first block with one segment is used; its weights must be in memory.
         """

@@ -94,7 +94,7 @@ class BlockLoop:
         self._names = [block.name for block in blocks]
 
     def forward(self, x: F32, batch: Batch, step: int, blocks: range | None = None) -> F32 | None:
-        """Run one step through all blocks, or through those of one pass.
+        """Run one step through all blocks, or through the blocks of one pass.
 
         Args:
             x: `[tokens, hidden]` float32, the embedded tokens; the same on every node.

@@ -139,7 +139,7 @@ class Node:
         """Compute the layers of this node.
 
         The lowest rank of the node's last stage returns the hidden states, other ranks None. Before each of its stages
-        but the first one, the node waits for the hidden states of the stage before. On rank 0, call `result` for one
+        except the first, the node waits for the hidden states of the stage before. On rank 0, call `result` for one
         step after the other; meanwhile other steps may be computed.
         """
         self._tables.release(step.released)
@@ -261,7 +261,7 @@ class Node:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Release memory, threads and sockets, and compare the disk's speed with the one that was remembered."""
+        """Release memory, threads and sockets, and compare the disk's speed with the remembered speed."""
         self._resources.close()
         if not self._by_neurons:  # otherwise the time includes reads of single neurons
             self._residence.check_disk_speed(self.streamed.read_bytes, self.streamed.read_seconds)

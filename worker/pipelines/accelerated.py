@@ -147,7 +147,7 @@ class BatchAccelerated(Accelerators):
         return for_batches(segment, self.lanes, self.host_pages, self.visiting, self.settings.card_kv_heads)
 
     def abandon(self) -> None:
-        """Abort the step: end all holds and discard all transfers, including those that failed."""
+        """Abort the step: end all holds and discard all transfers, failed ones included."""
         for holds in self._holds.values():
             close_all(holds)
         super().abandon()
@@ -155,7 +155,7 @@ class BatchAccelerated(Accelerators):
             self.visiting.abandon()
 
     def wait_idle(self) -> None:
-        """Wait for all transfers in flight, including those of KV pages."""
+        """Wait for all transfers in flight, transfers of KV pages included."""
         super().wait_idle()
         if self.visiting is not None:
             self.visiting.wait_saved()
@@ -176,14 +176,14 @@ class BatchAccelerated(Accelerators):
         return hold
 
     def gather(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
-        """Return experts whose chunks lie in several places as one segment, with one hold for all of them."""
+        """Return experts whose chunks lie in several places as one segment, with one hold for all chunks."""
         mixture = self._plan.config.mixture
         assert isinstance(segment, ExpertsSegment)
         assert mixture is not None
         return gathered(segment, parts, mixture.experts)
 
     def close(self) -> None:
-        """Stop all transfers and join the threads, those of the lanes included. Idempotent."""
+        """Stop all transfers and join all threads, also the threads of the lanes. Idempotent."""
         super().close()
         self.lanes.close()
 

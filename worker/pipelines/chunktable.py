@@ -109,7 +109,7 @@ class TableExperts(BatchExperts):
 def gathered(
     segment: ExpertsSegment, parts: Sequence[tuple[NodeSegment, Hold]], experts: int
 ) -> tuple[TableExperts, ChunkTable]:
-    """Return a block's experts as one segment over several parts, and one hold for all of them.
+    """Return a block's experts as one segment over several parts, and one hold for all parts.
 
     Args:
         segment: the block's experts.

@@ -49,7 +49,7 @@ def _answers(sizes: MicroBatchLimits, batch: Batch) -> list[I64]:
     """Divide a decode step into micro-batches of nearly equal numbers of sequences and sums of context lengths.
 
     MoE-Lightning's algorithm 2: take the sequences from the longest to the shortest. Add each to the micro-batch with
-    the smallest context so far among those that are not full.
+    the smallest context so far among the micro-batches that are not full.
     """
     tokens = len(batch.positions)
     count = max(-(-tokens // sizes.micro_batch), min(tokens, sizes.min_parts), _least_parts(sizes, batch))

@@ -210,7 +210,7 @@ class BatchExperts(ExpertsSegment):
 def for_batches(
     segment: Segment, lanes: BatchLanes, home: KvPages, visiting: VisitingPages | None, kept: int = 0
 ) -> Segment:
-    """Return the segment that computes the same units as `segment`, but queues its work for the pipeline.
+    """Return a segment that computes the same units as `segment` and queues its work for the pipeline.
 
     Args:
         segment: a segment of the accelerator.

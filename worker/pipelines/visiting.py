@@ -3,7 +3,7 @@
 A *visit* is the attention of one micro-batch in one layer. Its pages are loaded into a buffer on the accelerator,
 attention is computed, and the pages that it appended to are saved to host memory. While one micro-batch computes, the
 pages of the next are loaded into another buffer. Pages have other numbers in a buffer than in host memory, since a
-buffer holds those of one micro-batch only. Only the thread of the block loop uses this module.
+buffer holds the pages of only one micro-batch. Only the thread of the block loop uses this module.
 """
 
 from collections.abc import Iterator, Sequence
@@ -110,7 +110,8 @@ class VisitingPages:
     def hold(self, layer: int, number: int) -> Iterator[tuple[KvArray, KvArray, Batch]]:
         """Yield the keys and values of a visit on the accelerator, and the batch with the pages' numbers there.
 
-        The call that uses them must be started inside the `with` statement. After it, the appended pages are saved.
+        Start the call that uses the keys and values inside the `with` statement. After it, the appended pages are
+        saved.
 
         Args:
             layer: the layer of the visit.
@@ -142,7 +143,7 @@ class VisitingPages:
         self._earlier = []
 
     def abandon(self) -> None:
-        """Abort the step: wait for its transfers and discard them, as its tokens will be computed again.
+        """Abort the step: wait for its transfers and discard their results, as its tokens will be computed again.
 
         If a save of an earlier step failed, the next `begin` raises its error.
         """
@@ -210,7 +211,7 @@ class VisitingPages:
 def page_numbers(batch: Batch) -> PageNumbers:
     """Return the pages of a micro-batch.
 
-    Pages that it only reads come first, then those that it also appends to, then new ones.
+    Pages that the micro-batch only reads come first, then pages that it also appends to, then new pages.
     """
     rows, sequence = np.unique(batch.sequence, return_inverse=True)
     ends = np.array([batch.positions[batch.sequence == row].max() + 1 for row in rows])

@@ -1,6 +1,6 @@
 """Checks of the runs and vectors of attention blocks and of blocks of experts in a plan from the master.
 
-`worker.plan.checks` calls them.
+`worker.plan.checks` calls these functions.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -29,7 +29,7 @@ def attention_vectors(config: ModelConfig) -> dict[str, int]:
 
 
 def has_matching_kv_units(assign: Assign, layer: int, attention: BlockPlan) -> bool:
-    """Return True if the node's KV units of a layer's attention are exactly those that its query units attend to.
+    """Return True if the node's KV units of a layer's attention are exactly the units that its query units attend to.
 
     If heads come from latent vectors, the node must also have all units of the latent runs, and the rows of its
     queries. A node without query units must have no KV units.
@@ -57,7 +57,7 @@ def has_matching_kv_units(assign: Assign, layer: int, attention: BlockPlan) -> b
 
 
 def holds_key_heads(assign: Assign, block: BlockPlan) -> bool:
-    """Return True if the node's key heads of a block with states are exactly those of its value heads."""
+    """Return True if the node's key heads of a block with states are exactly the key heads of its value heads."""
     heads = assign.config.state_heads
     if heads is None:  # a short convolution has no key heads
         return True

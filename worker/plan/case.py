@@ -45,7 +45,7 @@ class HostWindow:
 
     Attributes:
         segments: the segments of the window, in order of use.
-        placement: which of them are resident, and the ring for the others.
+        placement: which segments are resident, and the ring for the others.
         budget: the division of the node's memory.
         disk: the reader of the weights' files.
         speed: the disk's speed that the placement relies on; unmeasured if nothing is streamed.
@@ -67,7 +67,7 @@ class Candidate(Generic[Details]):
     Attributes:
         mode: the mode that proposes it.
         details: settings that only this mode has, for example its slots or its batch size.
-        offload: what lies on the accelerators; None if the node has none, or if `Case.checking` is True.
+        offload: the plan of the accelerators; None if the node has none, or if `Case.checking` is True.
         window: the host's window on a node without accelerators; None before the weights are on the node.
         seconds: the predicted seconds of the prompt and of the answer of `Case.request`. (0, 0) makes it the fastest.
         remark: a sentence for the user that says why it was chosen; may be empty.

@@ -1,4 +1,4 @@
-"""The choice of the mode in which a node runs its part of a model: the one place where that is decided.
+"""The choice of the mode in which a node runs its part of a model; no other module decides it.
 
 Each mode proposes a candidate that fits, or refuses. The candidate with the shortest forecast wins. A node calls
 `choose` before it loads weights, the master before any weight moves (`check`), and `tpi plan` for its forecasts.
@@ -22,7 +22,7 @@ Choose = Callable[[Case], Candidate[Any]]
 
 
 def choose(case: Case) -> Candidate[Any]:
-    """Return the fastest candidate that fits, among those of all modes that the machine and the flags allow.
+    """Return the fastest candidate that fits, of all modes that the machine and the flags allow.
 
     Raises:
         PlanError: if none fits, or the options contradict each other; names the smallest setting that would suffice.
@@ -116,7 +116,7 @@ def allowed_modes(case: Case) -> Sequence[Mode]:
 
 
 def _compares_neurons(case: Case) -> bool:
-    """Return True if computing only active neurons should be compared with computing all of them.
+    """Return True if computing only active neurons should be compared with computing all neurons.
 
     The model must have predictors, `--sparsity` must be auto, and no flag may fix where weights lie.
     """

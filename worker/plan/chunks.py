@@ -31,7 +31,7 @@ class Chunking:
 
 
 def pieces_of(plan: NodePlan, kept: float, chunking: Chunking) -> tuple[tuple[NodeSegment, ...], Numbers]:
-    """Cut the node's blocks; return all pieces in order of use, and the numbers of those that are resident.
+    """Cut the node's blocks; return all pieces in order of use, and the numbers of the resident pieces.
 
     Args:
         plan: the node's part of the deployment.

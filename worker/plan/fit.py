@@ -71,13 +71,13 @@ def fit(
 ) -> Budget:
     """Divide `node.options.memory` among the uses of memory on `node`.
 
-    A memory of 0 stands for what is free on this machine less a margin, or for no limit without a scheduler. So a plan
-    for another machine must have the options that `worker.profile.limit_options` returns.
+    A memory of 0 stands for the free memory of this machine less a margin, or for no limit without a scheduler. So a
+    plan for another machine must have the options that `worker.profile.limit_options` returns.
 
     Args:
         tables: tables and predictors, on the master.
         hosted: the pieces that the host holds; by default all, each with the most memory that it can take.
-        speeds: measured speeds for the placement of blocks. Whether the plan fits does not depend on them.
+        speeds: measured speeds for the placement of blocks. They do not change whether the plan fits.
 
     Raises:
         PlanError: if it does not fit; names the memory that would suffice.
@@ -148,7 +148,7 @@ def computing_bytes(node: NodePlan) -> int:
 def passing_bytes(node: NodePlan) -> int:
     """Return the bytes per token of a step in micro-batches, for the tokens that are waiting to be computed.
 
-    They hold hidden states: those of the step, of the micro-batch, of the result, and those in transit between nodes.
+    These are hidden states: of the step, of the micro-batch, of the result, and in transit between nodes.
     """
     return 4 * node.config.hidden * (3 + _passing(node))
 

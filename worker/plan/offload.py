@@ -31,7 +31,7 @@ class MemoryRule:
     Attributes:
         in_ram: True: all in memory; False: all on disk; None: in memory while they fit.
         reason: the beginning of a sentence that says why they must be in memory.
-        way_out: what the user can do if they do not fit.
+        way_out: advice to the user if the weights do not fit.
     """
 
     in_ram: bool | None = None
@@ -60,7 +60,7 @@ class OffloadPlan:
         long: pieces that are not resident and that steps of at least `crossover` tokens stream to the accelerator.
         short: pieces that are not resident and that shorter steps stream to the accelerator.
         crossover: the number of tokens from which a step counts as long.
-        kv: where keys and values lie; "ram" if those of any head are in the host's memory.
+        kv: where keys and values lie; "ram" if the host's memory has those of any head.
         depth: segments in a ring at once, and layers whose KV pages visit the accelerator at once.
         kv_layer_bytes: bytes of one layer's KV pages on the accelerator.
         problem: the input of the cost model.

@@ -37,8 +37,8 @@ LEAST = 0.5  # least slots, as a share of the neurons that a token is expected t
 class RecordPlan:
     """The plan of a node that reads single neurons from disk on demand.
 
-    `layers` has the slots of each layer, by block number in order of use. `segments` are those of the window, which
-    provides whole blocks to longer steps.
+    `layers` has the slots of each layer, by block number in order of use. `segments` are the segments of the window,
+    which provides whole blocks to longer steps.
 
     `gap` and `min_read_bytes`, in bytes, are parameters of `scheduler.demand.records.tier.RecordTier`.
     """

@@ -26,7 +26,7 @@ class ConnectionLimit:
     """The limit on connections to all ports of this process. On systems other than Linux it has no effect."""
 
     def __init__(self, ports: Iterable[int], arrivals: Sequence[Arrivals] = ()) -> None:
-        """Guard `ports`, which must be listening; `arrivals` count the connections of those that require keys."""
+        """Guard `ports`, which must be listening; `arrivals` count the connections to ports that require keys."""
         self.shut = False
         self.expected = 0  # number of connections that nodes of the plan need
         self.arrivals = arrivals

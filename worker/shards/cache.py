@@ -111,7 +111,7 @@ class ShardCache:
     def is_intact(self, path: Path, pieces: Sequence[Piece], token: str) -> bool:
         """Return True if `pieces` of the file at `path` match their hashes. The file may lie outside of the cache.
 
-        Success is remembered, together with `token`, as long as the file is unchanged.
+        Success is remembered, together with `token`, until the file changes.
         """
         key, stamp = f"{path.absolute()}#{token}", _stamp(path, token)
         if stamp is None or self._checked.get(key) == stamp:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class NearbyPacks:
-    """The packs in a directory: the directory itself if it is a pack, and those below it."""
+    """The packs in a directory: the directory itself if it is a pack, and packs below it."""
 
     def __init__(self, directory: Path) -> None:
         """Find the packs.

@@ -1,6 +1,6 @@
 """The cliff of the LRU policy: it has no hits if a cache has room for fewer units than one token uses.
 
-Blocks are used in a cycle, so the unit that was used longest ago is the one that is used next. Policies that count
+Blocks are used in a cycle, so the unit that was used longest ago is used next. Policies that count
 uses have no such cliff.
 """
 

@@ -1,6 +1,6 @@
 """The choice for each expert outside the accelerator: to copy it there, or to compute it on the CPU.
 
-Both sides compute at the same time, and a block is over when the slower one is. So the choice does not compare one
+Both sides compute at the same time, and a block ends when the slower side has ended. So the choice does not compare one
 expert's t_copy + t_gpu with its t_cpu, but the total times of the two sides: copying an expert also frees the CPU for
 other experts.
 """
@@ -39,7 +39,7 @@ class ExpertCosts:
             shared: bytes of shared experts that the accelerator computes.
 
         Raises:
-            PlanError: if there is no accelerator.
+            PlanError: if the machine has no accelerator.
         """
         card = machine.accelerator
         if card is None:

@@ -44,7 +44,7 @@ class UnitKind:
     Attributes:
         kind: `heads`, `neurons`, `experts` or `shared`.
         units: how many units each block has.
-        blocks: how many blocks have them.
+        blocks: how many blocks have such units.
         nbytes: bytes in memory of one unit's weights, in all blocks together.
         read: bytes of weights, keys and values that a token reads of one unit in all blocks, on average.
         kv_bytes: bytes of one unit's keys and values in all blocks, for the whole context.
@@ -59,7 +59,7 @@ class UnitKind:
 
     @property
     def read_from_disk(self) -> float:
-        """Share of this kind's weights on disk that a token reads: 1, but of experts only the chosen ones."""
+        """Share of this kind's weights on disk that a token reads: 1, except for experts (the chosen ones)."""
         return min(1.0, self.read / self.nbytes) if self.nbytes else 1.0
 
 

@@ -6,8 +6,8 @@ not fit into memory become D + W. Of these, R W bytes are read between visits, a
 
     wait = max(0, (D + W - R W) / disk - own)          W <= disk (L - own - wait) / R
 
-`own` are the seconds in which the node computes, and L those of a token, which contain the waits of all nodes. With
-one visit the wait does not depend on W. Experts are chosen during a visit, so none of them is read before it.
+`own` is the seconds in which the node computes, and L the seconds of a token, which contain the waits of all nodes.
+With one visit the wait does not depend on W. Experts are chosen during a visit, so no expert is read before it.
 
 If the time between visits limits W, so that the second line holds with `=`, the first one becomes
 

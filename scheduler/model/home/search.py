@@ -2,7 +2,7 @@
 
 The cost of a group depends only on its layers, and the cost of a hop only on the leader of the stage before. So the
 best layout is found by dynamic programming over (nodes used so far, number of stages, last leader, layers done). This
-is the recursion of Held and Karp (1962) for the shortest round trip, with groups of nodes in place of towns. Nodes that
+is the recursion of Held and Karp (1962) for the shortest round trip, with groups of nodes as towns. Nodes that
 are alike are interchangeable, so only their number counts. While there are few sets of nodes, every group is tried and
 the result is exact, except for groups that do not hold their part in memory: their time is an estimate, and the found
 layouts are evaluated anew. For many different nodes, only single nodes and clusters of near nodes are tried. Of the
@@ -65,7 +65,7 @@ class Search:
         self._run()
 
     def _run(self) -> None:
-        """Fill the tables, from no nodes to all of them."""
+        """Fill the tables, from the empty set to the set of all nodes."""
         count = len(self.problem.nodes)
         begin = np.full((self._most + 1, count, len(self._cuts)), inf)
         begin[0, MASTER, 0] = 0.0  # hidden states come from the master
@@ -79,7 +79,7 @@ class Search:
                     self._step(used, members)
 
     def best(self, drop: bool) -> list[Cuts]:
-        """Return the fastest stages for each number of them, over all nodes or, with `drop`, over any of them.
+        """Return the fastest stages for each number of them, over all nodes or, with `drop`, over any nodes.
 
         Stages with the master and stages without it are kept apart. The fastest come first by the search's estimates.
         """

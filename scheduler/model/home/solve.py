@@ -124,7 +124,7 @@ class _Model:
     def divided(self) -> HomeSplit | None:
         """Return the split of each kind in proportion to speed; None if a node's memory does not hold its part.
 
-        A single node gets everything, and reads from its disk what it cannot hold.
+        A single node gets everything, and reads weights beyond its memory from its disk.
         """
         speeds = [self.problem.nodes[rank].read for rank in self.members]
         units = np.array([proportional(each.units, speeds) for each in self.problem.kinds])

@@ -46,9 +46,9 @@ class StageProblem:
         nodes: the nodes, the master first; `turn` of the master is the time of the head.
         layers: the work of each layer.
         cuts: the layers at which a stage may begin or end, in ascending order, 0 and the number of layers included.
-        exchange: returns the seconds of one allreduce of so many tokens between some nodes.
-        hop: returns the seconds in which the hidden states of so many tokens get from a node to some nodes.
-        weights_per_byte: number of weights in a byte of them.
+        exchange: takes nodes and a number of tokens; returns the seconds of one allreduce.
+        hop: takes a node, nodes and a number of tokens; returns the seconds in which hidden states get there.
+        weights_per_byte: number of weights stored in one byte.
 
     Raises:
         PlanError: if the speed of a node's memory or disk is not above 0.

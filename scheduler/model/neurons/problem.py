@@ -49,7 +49,7 @@ class LayerNeurons:
 
     @property
     def predictor_impact(self) -> float:
-        """The predictor's impact: that of as many bytes of always active neurons, as every token reads both."""
+        """The impact of the predictor. It equals that of always active neurons of as many bytes."""
         return self.predictor_bytes / self.neuron_bytes
 
 

@@ -193,7 +193,7 @@ def _free_sizes(problem: Problem, ends: Sequence[I64]) -> set[int]:
 
 
 def _most_other_bytes(problem: Problem) -> int:
-    """Return the most bytes that the accelerator needs for anything but resident segments.
+    """Return the most bytes that the accelerator needs for all purposes except resident segments.
 
     Where this much or less is left, every number of segments is tried.
     """
@@ -212,7 +212,7 @@ def _orders(problem: Problem) -> list[list[int]]:
 def _kept_first(problem: Problem) -> list[int]:
     """Return the segments in the order in which RAM keeps them.
 
-    Without an accelerator, experts are read from disk one by one. Experts come last, as a token needs few of them.
+    Without an accelerator, experts are read from disk one by one. Experts come last, as a token needs few experts.
     """
     order = _orders(problem)[-1]
     if problem.machine.cards:

@@ -3,8 +3,8 @@
 PIPO's equation 1 asks three questions in a row: does everything fit on the GPU, does it fit into RAM, and is there room
 for preloading? This module compares more: any part may be anywhere, each phase may be computed on either device, and
 the predicted time decides. A *residence* says where each segment is stored. Each residence has a lower bound in closed
-form. Residences are simulated in the order of their bounds until the next bound is no better than the best simulated
-time.
+form. Residences are simulated in the order of their bounds until the best simulated time is at most the next
+bound.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The ways to divide a node's segments among its accelerators, each of which has its own memory and link.
 
-PIPO's appendix D names two ways; in this model they differ only in what is loaded where. In tensor parallelism every
+PIPO's appendix D names two ways; in this model they differ only in the places of weights. In tensor parallelism every
 accelerator has a part of each layer, so all links work on one layer. In pipeline parallelism each layer belongs to one
 accelerator, and accelerators take turns, so one layer is loaded while another is computed. Each accelerator's part is
 proportional to one of its figures. Data parallelism, a copy of every layer on each accelerator, is not compared: it

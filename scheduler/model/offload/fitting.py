@@ -67,7 +67,7 @@ def possible(problem: Problem, of: Residences, way: int, phase: RequestPhase) ->
 
 
 def _computes_least(of: Residences, way: int) -> Mask:
-    """Return which candidates let the accelerator compute only what it must, `[candidates]`.
+    """Return which candidates let the accelerator compute only its obligatory segments, `[candidates]`.
 
     The accelerator must compute its resident segments and, if it has the keys and values, attention. If it must compute
     streamed attention while other segments are on disk, it may compute these segments too, because of `_one_reader`.
@@ -123,7 +123,7 @@ def fit_together(problem: Problem, of: Residences, prompt: int, decode: int) -> 
 
 
 def accelerator_bytes(problem: Problem, of: Residences, way: int, tokens: int, card: int = 0) -> TakenBytes:
-    """Return the bytes of an accelerator's memory that candidates take with steps of `tokens` (see `.memory.peaks`)."""
+    """Return the bytes of an accelerator's memory that candidates take with steps of `tokens` tokens."""
     dealt = problem.dealt(card)
     there, gpu, slots = of.on_accelerator(way) & dealt, of.gpu & dealt, ACCELERATOR_SLOTS[of.pipeline]
     kept = np.where(gpu, problem.sizes, 0).sum(axis=0)

@@ -6,10 +6,10 @@
     host         computes where the weights are
     down         copies the keys and values of new tokens back
 
-A block begins when the one before it has ended. Its segments are computed on both devices at once, and it ends when all
-of them have ended. In the *performance* pipeline loads run one segment ahead of the one in use, and a save is waited
-for only when its data is loaded again. In the *memory* pipeline there is one slot, and nothing is loaded or saved
-during other work (PIPO, 3.2).
+A block begins when the block before it has ended. Its segments are computed on both devices at once, and it ends when
+all of them have ended. In the *performance* pipeline loads run one segment ahead of the segment in use, and a save is
+waited for only when its data is loaded again. In the *memory* pipeline there is one slot, and nothing is loaded or
+saved during other work (PIPO, 3.2).
 
 Each of several accelerators has its own slots and lanes. If some segments come from disk, segments are requested in the
 order of use, whichever accelerator they go to. Segments from disk are copied up one after the other, because the

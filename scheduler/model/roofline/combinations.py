@@ -78,7 +78,7 @@ class Combination:
     def bound(self, at: int) -> float:
         """Return a lower bound of the seconds per sequence of pair number `at`.
 
-        The bound may be larger than the one in `bounds`, for which a head may be divided between two devices.
+        The result may be larger than the bound in `bounds`, for which a head may be divided between two devices.
         """
         if self.heads <= 1:
             return float(self.bounds[at])

@@ -27,7 +27,7 @@ class TurningPoints:
     """The intensities at which roofs cross, relative to the lower level's bytes.
 
     Attributes:
-        move: P1, equation 9: below it, computing where the bytes are is at least as fast as moving them.
+        move: P1, equation 9: below it, computing where the bytes are is at least as fast as moving the bytes.
         arrive: P2, equation 10: from it on, the link is not the bottleneck.
         balance: equation 11: the lower level's intensity at which both memories are equally busy.
     """

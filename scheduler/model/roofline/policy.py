@@ -117,7 +117,7 @@ class BatchPolicy:
         batch: N, the sequences at once.
         micro_batches: N over mu, rounded up.
         attention_there: A_g, whether the accelerator attends with keys and values from RAM; it always attends with
-            those in its own memory.
+            keys and values in its own memory.
         ffn_there: F_g, whether the accelerator computes neurons.
         weights_kept: r_w, the share of all weights that is resident on the accelerator.
         kv_kept: r_c, the share of keys and values that is resident there.

@@ -30,7 +30,7 @@ class CountingDisk(MemoryDisk):
         self._changed = threading.Condition()
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Read from the file, count the read, and return the bytes read, as `Disk.read` specifies."""
+        """Read from the file, count the read, and return the number of bytes, as `Disk.read` specifies."""
         got = super().read(path, offset, into)
         with self._changed:
             self.reads[path.stem] = self.reads.get(path.stem, 0) + 1

@@ -51,7 +51,7 @@ class ShuffledDisk(MemoryDisk):
         self._under_way: list[int] = []
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Read from a file in the drawn order, and return the bytes read, as `Disk.read` specifies."""
+        """Read from a file in the drawn order, and return the number of bytes, as `Disk.read` specifies."""
         into[: into.size // 2] = 255  # what a torn read leaves behind
         with self._turn:
             self.reads += 1

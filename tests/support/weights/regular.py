@@ -1,7 +1,7 @@
 """An untrained ReGLU model of any shape whose neurons are active as in a trained model, to measure speed.
 
 A gate's value is `w . x + b`: `x` is normed, so that `w . x` is distributed as N(0, 1) over tokens, and the bias alone
-decides how often a neuron is active. Biases are set for a power law of those frequencies. Embeddings of neighbouring
+decides how often a neuron is active. Biases are set for a power law of these frequencies. Embeddings of neighbouring
 tokens share a part of their direction, for a chosen similarity from token to token; and gates are of low rank but for a
 little noise, which is what lets a small predictor know them. The predictor is written beside the pack: with `[B, -B]`
 and `[A, -A]` for gates `A B`, ReLU between its matrices changes nothing.

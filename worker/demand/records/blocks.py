@@ -1,6 +1,6 @@
 """Feed-forward blocks whose neurons are read from disk on demand, and computed in the slots of a cache.
 
-Before a block is held, it says which neurons it needs: those predicted for a few tokens, or all of them. If it needs
+Before a block is held, it says which neurons it needs: the predicted ones for a few tokens, or all neurons. If it needs
 all, they pass through the memory window as tiles. Reads for predictions that look ahead start as soon as the
 predictions are made.
 """

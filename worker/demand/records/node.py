@@ -1,7 +1,7 @@
 """The on-demand neurons of a running node: their slots, their prefetches, and which steps use them.
 
-With `--sparsity auto` two ways take turns in the same memory: some steps with the plain window, which keeps what fits
-resident and streams the rest, then some with neurons on demand. Changing over reads about as much as one token of the
+With `--sparsity auto` two ways take turns in the same memory: some steps with the plain window (resident blocks, and
+a ring for the others), then some with neurons on demand. Changing over reads about as much as one token of the
 plain window. The faster way is then used for all further steps.
 """
 

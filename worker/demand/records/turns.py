@@ -1,9 +1,9 @@
 """The comparison of two ways to run short steps in the same memory: the plain window, and neurons on demand.
 
-The two take turns of several steps, since changing over takes about as long as one step. The time of a step is measured
-from its start to the end of its last feed-forward block: the window waits in its holds, neurons on demand wait in their
-blocks. One size of steps is compared at a time, the most frequent one. When another size becomes the most frequent, it
-gets its own comparison.
+Both ways take turns of several steps each, since a change takes about as long as one step. The time of a step is
+measured from its start to the end of its last feed-forward block: the window waits in its holds, neurons on demand wait
+in their blocks. One size of steps is compared at a time, the most frequent one. When another size becomes the most
+frequent, it gets its own comparison.
 """
 
 from collections import Counter, deque

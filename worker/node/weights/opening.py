@@ -62,7 +62,7 @@ def open_weights(
     The errors are those of `worker.node.build.build_node`.
 
     Args:
-        stack: gets everything that is opened, readers last, so that it closes them first.
+        stack: gets everything that is opened, readers last, so that it closes readers first.
         plan: the plan of the node.
         residence: says which weights are resident, and where.
         held: the images of the plan's blocks.
@@ -149,7 +149,10 @@ class _Opening:
         return self._stack.enter_context(closing(opened))
 
     def _chosen(self) -> "SparseNode | None":
-        """Open the predictors of the host's active neurons; None without predictors, or if accelerators have them."""
+        """Open the predictors of the host's active neurons.
+
+        Return None without predictors, or if the predictors are on accelerators.
+        """
         if not self._plan.predictors or self._link is not None:
             return None
         from worker.neurons.sparse import open_sparse
@@ -157,7 +160,7 @@ class _Opening:
         return open_sparse(self._plan, self._held, self._devices[0])
 
     def _streamed(self, records: "RecordPlan", sparse: "SparseNode") -> "DemandNeurons":
-        """Open the reader of single neurons, and load those that are active most often, to stay resident."""
+        """Open the reader of single neurons, and load the most frequently active neurons, which stay resident."""
         from worker.demand.records.node import DemandNeurons
 
         window = self._window

@@ -60,7 +60,7 @@ def agree(members: Sequence[GroupMember], sums: SumCost | None = None, batch: in
 def group_prefers(members: Sequence[GroupMember]) -> bool:
     """Return True if batches are predicted to be faster for this group.
 
-    That is, it has accelerators, and by the roofline model all of them should compute neurons.
+    The group must have accelerators, and by the roofline model all accelerators should compute neurons.
     """
     return bool(_preferred(members, group_problems(members)[1]))
 
@@ -73,7 +73,7 @@ def fastest_batch(members: Sequence[GroupMember], demanded: bool) -> int:
 
     Args:
         members: all nodes of the group.
-        demanded: True if the user asked for batches. If False, the roofline model decides whether to compute them.
+        demanded: True if the user asked for batches. If False, the roofline model decides whether to compute batches.
 
     Raises:
         PlanError: if the user asked for batches and `agree` would refuse them.
@@ -87,7 +87,7 @@ def fastest_batch(members: Sequence[GroupMember], demanded: bool) -> int:
 
 
 def _preferred(members: Sequence[GroupMember], problems: Sequence[BatchProblem]) -> Sequence[BatchPolicy]:
-    """Return the policies with which the slowest node is fastest, if all accelerators compute neurons with them.
+    """Return the policies with which the slowest node is fastest, if all accelerators then compute neurons.
 
     If only some do, return policies with which all do, provided that the slowest node is about as fast. Otherwise
     return an empty sequence.

@@ -130,7 +130,7 @@ def _bytes(found: Candidate[BatchSettings]) -> int:
 
 
 def _less(case: Case, found: Candidate[BatchSettings], nbytes: int) -> BatchPolicy | None:
-    """Return the policy of `found`, but with `nbytes` bytes fewer of resident weights.
+    """Return the policy of `found` with `nbytes` bytes fewer of resident weights.
 
     If no weights are resident, remove one resident KV head instead. Return None if nothing may be removed.
     """
@@ -213,7 +213,7 @@ def chunk_bytes(offload: OffloadPlan, chunking: Chunking) -> int:
 
 
 def check_hosted(plan: NodePlan, budget: Budget, tables: Tables | None = None) -> None:
-    """Refuse batches on a node that streams weights from disk, since it would read them again for every micro-batch.
+    """Refuse batches on a node that streams weights from disk, which it would read again for every micro-batch.
 
     Raises:
         PlanError: if `budget` streams weights; names the memory that would suffice.

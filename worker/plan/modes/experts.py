@@ -65,7 +65,7 @@ class CardSlots:
 
 @dataclass(frozen=True)
 class HostSlots:
-    """Slots for experts in the host's memory: `units` are loaded into them on demand.
+    """Slots for experts in the host's memory: `units` are loaded into the slots on demand.
 
     `resident` lists the other weights, which always stay in memory, in order of use.
     """
@@ -171,7 +171,7 @@ def hit_rate_of(routing: bytes, keys: Sequence[Key]) -> HitRate:
 
 
 def _refusal(case: Case) -> str:
-    """Return the error message for `--pipeline demand`: why it is not possible, and what to do instead."""
+    """Return the error message for `--pipeline demand`: the reason why it is not possible, and the way out."""
     plan, machine, options = case.plan, case.machine, case.options
     assert machine is not None  # it has an accelerator
 

@@ -3,8 +3,8 @@
 Neurons that are often active lie on an accelerator. Without one, active neurons are read from disk when needed.
 
 With an accelerator, attention takes its memory first, since every token uses attention whole. The rest is for
-predictors and the neurons' arena; the integer program of `scheduler.model.neurons` chooses which of them lie there.
-The host's memory holds all feed-forward weights and all predictors.
+predictors and the neurons' arena; the integer program of `scheduler.model.neurons` chooses which neurons and predictors
+lie there. The host's memory holds all feed-forward weights and all predictors.
 
 With `--sparsity auto`, the cost model compares this mode with the modes that compute all neurons. It uses this
 machine's measured rates and the request for which all candidates are made. Both modes fill the accelerator's memory, so

@@ -1,4 +1,4 @@
-"""The mode for a host without accelerators: weights stay in memory, or those that do not fit are read in a cycle."""
+"""The mode for a host without accelerators: weights stay in memory, and weights that do not fit are read in a cycle."""
 
 from dataclasses import replace
 from math import inf

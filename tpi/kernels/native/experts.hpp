@@ -67,7 +67,6 @@ struct ExpertsJob {
     const ExpertsCall& call;
     Prepared pairs;
     Slices slices;
-    size_t items;
     uint8_t* scratch;
     size_t scratch_bytes;
 };
@@ -89,15 +88,16 @@ inline void stream_part(const ExpertsJob& job, const ExpertPart& part, size_t fi
     }
 }
 
+// Every part is divided among the same slices, whichever parts the other tokens use: then a token's result has the same
+// bits in a step of several tokens as alone. Parts begin in turn with other slices, since the first ones may get more.
 inline void experts_slice(const ExpertsJob& job, size_t slice, uint8_t* scratch) {
     float* sums = job.slices.of(slice);
+    size_t count = job.slices.count;
     std::memset(sums, 0, job.slices.tokens * job.slices.stride * sizeof(float));
-    size_t first = job.items * slice / job.slices.count, last = job.items * (slice + 1) / job.slices.count, begin = 0;
     for (size_t p = 0; p < job.call.count; ++p) {
         const ExpertPart& part = job.call.parts[p];
-        size_t end = begin + items_of(part), from = first > begin ? first : begin, to = last < end ? last : end;
-        if (from < to) stream_part(job, part, from - begin, to - begin, sums, scratch);
-        begin = end;
+        size_t items = items_of(part), at = (slice + part.turn) % count;
+        stream_part(job, part, items * at / count, items * (at + 1) / count, sums, scratch);
     }
 }
 
@@ -115,16 +115,11 @@ inline void experts_stream_job(const ExpertsJob& job, Team& team) {
 
 inline void experts_stream(const ExpertsCall& call, Pool& pool) {
     Arena& arena = pool.arena();
-    size_t items = 0, width = 0;
-    for (size_t p = 0; p < call.count; ++p) {
-        items += items_of(call.parts[p]);
-        width = call.parts[p].call.up.width;
-    }
+    size_t slices = slices_of(pool.size()), width = call.parts[call.count - 1].call.up.width;
     size_t scratch = round_up(UnitScratch::bytes(width, call.tokens), 64);
     ExpertsJob job{call,
                    take_pairs(call, arena),
-                   take_slices(arena, pool.size(), items, call.tokens, call.hidden),
-                   items,
+                   take_slices(arena, pool.size(), slices, call.tokens, call.hidden),
                    arena.take<uint8_t>(scratch * pool.size()),
                    scratch};
     run_on(pool, experts_stream_job, job);

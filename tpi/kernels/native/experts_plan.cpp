@@ -203,11 +203,11 @@ ExpertsPlan::Parts ExpertsPlan::parts_of(const Weights& data, size_t tokens, con
         found.token[at] = static_cast<int32_t>(i / used);
         found.weight[at] = weights[i];
     }
-    auto add = [&](FfnCall call, size_t at, size_t count) {
+    auto add = [&](FfnCall call, size_t at, size_t count, size_t turn) {
         call.weights = found.weight.data() + at;
         call.tokens = count;
         found.floats |= !call.up.tiled;
-        found.parts.push_back({call, at});
+        found.parts.push_back({call, at, turn});
     };
     if (data.shared) {
         for (size_t t = 0; t < tokens; ++t) {
@@ -215,14 +215,14 @@ ExpertsPlan::Parts ExpertsPlan::parts_of(const Weights& data, size_t tokens, con
             found.weight[pairs + t] = shared ? shared[t] : 1.0f;
         }
         size_t units = shared_->run_layout().units();
-        if (units) add(shared_->call(data.shared, 0, units), pairs, tokens);
+        if (units) add(shared_->call(data.shared, 0, units), pairs, tokens, 0);
     }
     size_t unit = 0;
     for (size_t piece = 0; piece < pieces_.size(); ++piece) {
         auto [expert, units] = pieces_[piece];
         size_t count = first[expert + 1] - first[expert];
         if (count && units && data.pieces[piece])
-            add(routed_->call(data.pieces[piece], unit, units), first[expert], count);
+            add(routed_->call(data.pieces[piece], unit, units), first[expert], count, piece);
         unit += units;
     }
     return found;

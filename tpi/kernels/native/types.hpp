@@ -334,6 +334,7 @@ struct FfnCall {
 struct ExpertPart {
     FfnCall call;  // of these tokens, weighted; without input and output
     size_t first;  // its first pair; it has as many pairs as tokens
+    size_t turn;   // the slice that gets its first units: the number of its piece
 };
 
 struct ExpertsCall {

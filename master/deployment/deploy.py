@@ -12,6 +12,7 @@ from allreduce.base import Endpoints
 from allreduce.stages import most_in_flight
 from master.deployment.assignments import assignments
 from master.deployment.deployment import Capacity, Concurrency, Deployment, choose_collective
+from master.deployment.mtp import MtpLayer, mtp_bytes, open_mtp
 from master.deployment.planner import Split, most_that_fit
 from master.deployment.stages import Stage, deal_stages, in_rank_order, lay_out, stages_in, together
 from master.options import RunOptions
@@ -26,7 +27,7 @@ from tpi.kernels.kv import KvDtype, pages_for
 from tpi.net.fields import Card, UsualRequest
 from tpi.net.messages import Assign, NodeOptions, StagePlan
 from tpi.pack.reader import Pack
-from tpi.progress import Progress, phase, warn
+from tpi.progress import Progress, note, phase, warn
 from tpi.system.machine import usable_cores
 from worker.equipment import Equipment
 from worker.node.node import Node
@@ -78,7 +79,7 @@ class Deployer:
         self._refuse_with_stages(stages)
         with ExitStack() as stack:
             at_once, plans = self._plans_that_fit(stages, self._board(stack, stages))
-            node, limits = self._load(stack, plans)
+            node, limits, resident = self._load(stack, plans)
             fence = (self.cluster.session, plans[0].epoch)
             with phase("measuring the links"):
                 choose_collective(fence, node, self.cluster, self.pack.config.hidden)
@@ -86,8 +87,35 @@ class Deployer:
                 self.pack, node.budget, node.trace, node.window.reads, self.options.verify_weights, self.equipment.host
             )
             stack.enter_context(vocabulary)
-            drafts = plans[0].options.sparsity == "off" and not any(self._cards())
-            return Deployment(fence, stages, node, self.cluster, vocabulary, limits, stack.pop_all(), at_once, drafts)
+            alone = resident or self.pack.config.mixture is None  # experts on demand are computed in groups of rows
+            drafts = plans[0].options.sparsity == "off" and not any(self._cards()) and alone
+            mtp = self._mtp(stack, plans[0].options, node, vocabulary) if drafts else None
+            return Deployment(
+                fence, stages, node, self.cluster, vocabulary, limits, stack.pop_all(), at_once, drafts, mtp
+            )
+
+    def _mtp(self, stack: ExitStack, options: NodeOptions, node: Node, vocabulary: Vocabulary) -> MtpLayer | None:
+        """Load the layer for multi-token prediction into what `node` leaves of its memory.
+
+        Return None if the pack has no such layer, if a draft model takes its place, or, with a warning, if it does not
+        fit.
+        """
+        if not self.pack.mtp or self.options.draft is not None:
+            return None
+        left = max(1, options.memory - node.budget.used) if options.memory else 0
+        own = replace(options, memory=left, scheduler="resident", sparsity="off", batch=None)
+        cache = ShardCache(self.options.cache / "shards")
+        stack.callback(cache.close)
+        try:
+            layer = open_mtp(stack, self.pack, own, vocabulary, self.equipment.host, cache)
+            note(f"the layer for multi-token prediction takes {layer.node.budget.used >> 20} MiB of this node's memory")
+            return layer
+        except PlanError:
+            warn(
+                f"the model's layer for multi-token prediction does not draft: its {mtp_bytes(self.pack) >> 20} MiB "
+                "and its pages do not fit into what is left of this node's memory; raise --memory to use it"
+            )
+            return None
 
     def _layout(self, shares: Sequence[float] | Split) -> list[StagePlan]:
         """Return the layers and nodes of each stage. Without the nodes that `--stages` needs, use those that are there.
@@ -243,8 +271,11 @@ class Deployer:
         for taken, card in zip(self._taken(plans), self._cards(), strict=True):
             _check_one(*taken, card)
 
-    def _load(self, stack: ExitStack, plans: Sequence[Assign]) -> tuple[Node, Capacity]:
-        """Load the weights of every node; return the master's own node and what all nodes can hold."""
+    def _load(self, stack: ExitStack, plans: Sequence[Assign]) -> tuple[Node, Capacity, bool]:
+        """Load the weights of every node.
+
+        Return the master's own node, what all nodes can hold, and True if all weights are in memory.
+        """
         cluster, cache = self.cluster, ShardCache(self.options.cache / "shards")
         stack.callback(cache.close)
         cluster.begin(plans[1:], PackSource(self.pack, self.predictors))
@@ -268,7 +299,8 @@ class Deployer:
         chunk = min([node.prefill_tokens, *(one.prefill_tokens for one in ready)])
         at_once = most_in_flight([stage.ranks for stage in plans[0].stages])
         chunk = max(min(chunk, STAGE_CHUNK), chunk // at_once)  # so that prompts fill all stages
-        return node, Capacity(self.context, chunk, min([node.pages, *(one.pages for one in ready)]))
+        resident = node.resident and all(one.resident_bytes >= one.weight_bytes for one in ready)
+        return node, Capacity(self.context, chunk, min([node.pages, *(one.pages for one in ready)])), resident
 
 
 def needs_one_stage(options: RunOptions, sparse: bool) -> str:

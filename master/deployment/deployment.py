@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from allreduce.hops import MASTER_RANK
 from allreduce.stages import most_in_flight
+from master.deployment.mtp import MtpLayer
 from master.deployment.pages import PagePool
 from master.deployment.stages import Stage
 from master.deployment.states import StatePool
@@ -88,12 +89,14 @@ class Deployment:
         resources: ExitStack | None = None,
         at_once: Concurrency | None = None,
         drafts: bool = True,
+        mtp: MtpLayer | None = None,
     ) -> None:
         """Create a deployment of nodes that have loaded their weights.
 
         `fence` is the session (random, one per run of the master) and the epoch (the number of this deployment).
         `resources` are closed with the deployment. `at_once` says how many requests it has pages for.
         `drafts` says whether steps may run drafted tokens: a token's result does not depend on the rows beside it.
+        `mtp` is the layer for multi-token prediction, if there is one in memory.
         """
         self.session, self.epoch = fence
         self.stages = tuple(stages)
@@ -103,7 +106,8 @@ class Deployment:
         self.at_once = at_once or Concurrency()
         recurrent = any(vocabulary.config.recurrent)
         self.pages = PagePool(limits.pages, StatePool(states_for(limits.pages)) if recurrent else None)
-        self.drafts = drafts and not recurrent and vocabulary.config.mixture is None
+        self.drafts = drafts and not recurrent
+        self.mtp = mtp
         self._workers = workers
         self._resources = resources or ExitStack()
         self._steps = count(TUNING + 1)

@@ -18,6 +18,7 @@ from master.generation.client import Client
 from master.generation.request import Request
 from master.generation.sequence import Sequence
 from master.generation.speculation.draftmodel import DraftModel
+from master.generation.speculation.mtpdrafts import MtpDrafts
 from master.generation.speculation.speculation import Draft, Speculation
 from master.generation.steps import Steps
 from tpi.errors import UsageError
@@ -37,7 +38,7 @@ class Engine:
     def __init__(self, deployment: Deployment, most: int = MOST_RUNNING, model: DraftModel | None = None) -> None:
         """Create an engine in which at most `most` requests run at once; `model` drafts, if there is one."""
         self.admission = Admission(most)
-        self.speculation, self.drafts = Speculation(model), True
+        self.speculation, self.drafts, self._model = Speculation(), True, model
         self._sequences: dict[int, Sequence] = {}
         self._ids = count()
         self._result_at = 0.0  # when the latest result of a step came, `perf_counter` seconds
@@ -181,6 +182,8 @@ class Engine:
             if request.rows is not None:
                 self._deliver_rows(request, work, rows)
         right = self._draw(work, rows)
+        if self.drafts and self.deployment.drafts:
+            self.speculation.see(running, work, rows)
         now = perf_counter()
         if started.alone and not self._in_flight:
             self.speculation.learn(work, started.drafts, right, now - started.began)
@@ -222,7 +225,7 @@ class Engine:
         self.deployment = deployment
         self._in_flight = deque[_Started]()
         self._steps = Steps(deployment, deployment.limits.chunk)
-        self.speculation.forget_times()
+        self.speculation.renew(self._model or (MtpDrafts(deployment.mtp) if deployment.mtp else None))
         self.admission.deploy(deployment)
 
     def _deliver_rows(self, request: Request, work: SequenceOf[Work], rows: F32) -> None:

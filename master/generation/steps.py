@@ -36,7 +36,7 @@ class Steps:
         x = self.deployment.vocabulary.embedding(tokens, positions)
         require_finite(x, "a row of the embedding", "the model is damaged; make the pack again from its source")
         made = self.deployment.vocabulary.per_layer
-        self.deployment.start(tuple(map(_entry, work)), gone, x, None if made is None else made(tokens, x))
+        self.deployment.start(tuple(map(entry_of, work)), gone, x, None if made is None else made(tokens, x))
         self.batcher.start(work)
 
     def result(self, work: SequenceOf[Work]) -> F32:
@@ -51,7 +51,7 @@ class Steps:
         return hidden
 
 
-def _entry(work: Work) -> StepEntry:
+def entry_of(work: Work) -> StepEntry:
     """Return `work` as an entry of the `Step` message, in which the slots of states are numbered from 1."""
     read, write = (0 if slot is None else slot + 1 for slot in (work.read, work.write))
     return StepEntry(work.sequence.id, work.position, work.count, work.kept, work.appended, read, write)

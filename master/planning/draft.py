@@ -46,5 +46,5 @@ def refuse_draft(shape: ModelShape, accelerated: bool) -> None:
     Raises:
         UsageError: if a model of this `shape`, or an accelerator, cannot have drafts.
     """
-    if any(shape.config.recurrent) or shape.config.mixture is not None or accelerated:
+    if any(shape.config.recurrent) or accelerated:
         raise UsageError(NO_EFFECT)

@@ -119,6 +119,10 @@ class Head:
                 logits = np.tanh(logits / cap) * np.float32(cap)
         return logits
 
+    def with_norm(self, norm: NormSpec) -> "Head":
+        """Return a head with the same table and another final norm."""
+        return Head(self._config, self._table, norm, self._kernels, self._trace)
+
     def norm(self, x: F32) -> F32:
         """Return `x` `[rows, hidden]` after the final norm."""
         with self._trace.span("compute", HEAD):

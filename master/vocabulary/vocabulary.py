@@ -51,7 +51,7 @@ class Vocabulary:
         with ExitStack() as self._stack:  # closes a streamed head if the rest fails
             head = self._head_table(pack.head, budget.head_bytes)
             embedding = head if pack.head is pack.embedding else self._embedding_table(pack.embedding, budget)
-            positions = self._resident(pack.positions) if pack.positions else None
+            positions = self.resident(pack.positions) if pack.positions else None
             self.config = config
             self.embedding = Embedding(config, embedding, positions)
             self.per_layer = self._per_layer(pack, final["per_layer.first_norm"]) if pack.per_layer else None
@@ -81,7 +81,7 @@ class Vocabulary:
 
     def _head_table(self, block: PackBlock, budget: int) -> Table:
         if table_block_bytes(block) <= budget:
-            return self._resident(block)
+            return self.resident(block)
         verify, found = self._verifier(block), _extent(block)
         table = StreamedTable(
             block.run("row"), found, budget, self._kernels, trace=self._trace, reads=self._reads, verify=verify
@@ -92,7 +92,7 @@ class Vocabulary:
 
     def _embedding_table(self, block: PackBlock, budget: Budget) -> "ResidentTable | RowTable":
         if table_block_bytes(block) <= budget.embedding_bytes:
-            return self._resident(block)
+            return self.resident(block)
         return self._on_disk(block)
 
     def _on_disk(self, block: PackBlock) -> RowTable:
@@ -106,9 +106,10 @@ class Vocabulary:
         """Open the embeddings of layers. Their table is often larger than all layers, so it is left on disk."""
         table, projection = pack.per_layer
         norm = NormSpec("rms", pack.config.norm_eps, weight)
-        return PerLayerEmbeddings(pack.config, self._on_disk(table), self._resident(projection), norm, self._kernels)
+        return PerLayerEmbeddings(pack.config, self._on_disk(table), self.resident(projection), norm, self._kernels)
 
-    def _resident(self, block: PackBlock) -> ResidentTable:
+    def resident(self, block: PackBlock) -> ResidentTable:
+        """Load a table of the pack, and return it."""
         (data,) = Resident([_extent(block)], verify=self._verifier(block)).kept
         return ResidentTable(block.run("row"), data, self._kernels, self._trace)
 

@@ -243,6 +243,8 @@ def make_model(
         config.num_hidden_layers = layers
         if (kinds := getattr(config, "layer_types", None)) is not None:
             config.layer_types = (kinds * layers)[:layers]
+        if (kinds := getattr(config, "mlp_layer_types", None)) is not None:
+            config.mlp_layer_types = (kinds + kinds[-1:] * layers)[:layers]
     if heads is not None:
         config.num_attention_heads, config.num_key_value_heads = heads
         config.head_dim = config.hidden_size // heads[0]

@@ -62,6 +62,15 @@ class PredictorRefs:
 
 
 @dataclass(frozen=True)
+class MtpRefs:
+    """References to a layer for multi-token prediction, which goes on from a token and the model's hidden states."""
+
+    blocks: tuple[BlockRefs, ...]  # of the layer, in order of use
+    projection: Ref  # `[hidden, 2 * hidden]`: from the normed embedding and the normed hidden states to its input
+    norms: BlockRefs  # the vectors `token` and `hidden` for its input, and `norm` before the head
+
+
+@dataclass(frozen=True)
 class Model:
     """A model in its source: its configuration and references to its tensors."""
 
@@ -76,6 +85,12 @@ class Model:
     predictors: tuple["PredictorRefs", ...] = ()  # from PowerInfer's files
     gpu_marks_file: Path | None = None  # a GGUF file that marks the neurons PowerInfer puts on a GPU; may be the source
     ignored_tensors: tuple[str, ...] = ()  # fnmatch patterns of tensors that may go unused (tpi.pack.builder.claims)
+    mtp: MtpRefs | None = None  # the first layer for multi-token prediction; None: there is none
+
+    def with_blocks(self, change: Callable[[BlockRefs], BlockRefs]) -> "Model":
+        """Return the model with `change` applied to each block of its layers, the layer for prediction included."""
+        mtp = self.mtp and replace(self.mtp, blocks=tuple(map(change, self.mtp.blocks)))
+        return replace(self, layers=tuple(tuple(map(change, layer)) for layer in self.layers), mtp=mtp)
 
 
 @dataclass(frozen=True)
@@ -93,6 +108,7 @@ class Names:
     experts: Mapping[str, str] | None = None  # replaces `ffn` in layers with experts; `shared.` marks shared experts
     per_layer: tuple[str, ...] = ()  # the table of the embeddings of layers, and their projection
     recurrent: Mapping[str, str] = field(default_factory=dict)  # replaces `attention` in recurrent layers
+    mtp: Mapping[str, str] = field(default_factory=dict)  # what a layer for multi-token prediction has in addition
 
 
 @dataclass(frozen=True)
@@ -202,6 +218,7 @@ def map_tensors(
         final=resolve.block("vectors", names.final, 0),
         per_layer=tuple(Ref(prefix + name) for name in names.per_layer) if config.per_layer else (),
         ignored_tensors=names.ignored_tensors,
+        mtp=resolve.mtp(names, dense_layers),
     )
 
 
@@ -240,6 +257,16 @@ class _Resolver:
             parts=tuple((name, present[name]) for name in parts if name in present),
             vectors=tuple((name, ref) for name, ref in present.items() if name not in parts),
         )
+
+    def mtp(self, names: Names, dense_layers: Collection[int] | None) -> MtpRefs | None:
+        """Return references to the layer for multi-token prediction, which follows the last layer; None without one."""
+        layer, wanted = self._config.layers, {name: self._prefix + text for name, text in names.mtp.items()}
+        if not wanted or not all(self._has(text.format(i=layer)) for text in wanted.values()):
+            return None
+        blocks = self.block("attention", names.attention, layer), *self.feed_forward(names, layer, dense_layers)
+        norms = {name: text for name, text in names.mtp.items() if name != "projection"}
+        projection = Ref(wanted["projection"].format(i=layer))
+        return MtpRefs(blocks, projection, self.block("vectors", norms, layer))
 
     def feed_forward(self, names: Names, layer: int, dense_layers: Collection[int] | None) -> tuple[BlockRefs, ...]:
         """Return references to the tensors of a layer's feed-forward block, or of its block of experts, or of both."""

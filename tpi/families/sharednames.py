@@ -5,6 +5,19 @@ from collections.abc import Mapping
 from tpi.families.base import Names
 from tpi.families.gguf.rope import FREQS, LONG, SHORT
 
+MTP = {
+    "projection": "layers.{i}.eh_proj.weight",
+    "token": "layers.{i}.enorm.weight",
+    "hidden": "layers.{i}.hnorm.weight",
+    "norm": "layers.{i}.shared_head.norm.weight",
+}  # of the first layer for multi-token prediction, in the files of DeepSeek and GLM
+GGUF_MTP = {
+    "projection": "blk.{i}.nextn.eh_proj.weight",
+    "token": "blk.{i}.nextn.enorm.weight",
+    "hidden": "blk.{i}.nextn.hnorm.weight",
+    "norm": "blk.{i}.nextn.shared_head_norm.weight",
+}
+
 
 def llama_names(
     attention: Mapping[str, str], ffn: Mapping[str, str], experts: Mapping[str, str] | None = None

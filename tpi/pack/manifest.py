@@ -44,6 +44,7 @@ class Manifest:
     tokenizer: dict[str, Any] = field(default_factory=dict)
     source: str = ""  # the source model's name, for display only
     per_layer: tuple[str, ...] = ()  # the table of the embeddings of layers, and their projection
+    mtp: tuple[str, ...] = ()  # of a layer for multi-token prediction: its projection, its norms, then its blocks
 
     def to_json(self) -> str:
         """Return the text of manifest.json."""
@@ -59,6 +60,7 @@ class Manifest:
             "positions": self.positions,
             "final": self.final,
             "per_layer": self.per_layer,
+            "mtp": self.mtp,
             "blocks": {name: shape.to_dict() for name, shape in self.blocks.items()},
         }
         return json.dumps(fields, indent=1)
@@ -95,7 +97,7 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
     manifest = Manifest(
         config, str(fields["dtype"]), blocks, layers, fields["embedding"], fields["head"], fields["positions"],
         fields["final"], dict(fields["tokenizer"]), str(fields["source"]),
-        tuple(fields.get("per_layer", ())),
+        tuple(fields.get("per_layer", ())), tuple(map(str, fields.get("mtp", ()))),
     )  # fmt: skip
     _check_blocks(manifest)
     return manifest
@@ -110,7 +112,7 @@ def _check_blocks(manifest: Manifest) -> None:
         shared: dict[RunName, RunShape] = {"shared": RunShape(mixture.shared, 1, config.hidden)}
         routed = RunShape(mixture.experts * ffn_units(mixture.width) * FFN_UNIT, 1, config.hidden)
         runs["experts"] = (shared if mixture.shared else {}) | {"neuron": routed}
-    for layer, names in enumerate(manifest.layers):
+    for layer, names in enumerate((*manifest.layers, *_check_mtp(manifest))):
         own = config.at_layer(layer)
         runs |= {"attention": attention_shapes(own), "ffn": {"neuron": RunShape(own.intermediate, 1, own.hidden)}}
         if not names:
@@ -147,6 +149,18 @@ def _check_per_layer(manifest: Manifest) -> None:
         raise ValueError("the norm of the embeddings of layers is missing")
     if any(not per_layer_vectors(config).items() <= set(blocks[names[-1]].vectors) for names in manifest.layers):
         raise ValueError("a layer lacks the vectors for its embedding")
+
+
+def _check_mtp(manifest: Manifest) -> tuple[tuple[str, ...], ...]:
+    """Check the projection and the norms of the layer for multi-token prediction; return its blocks, () without one."""
+    if not manifest.mtp:
+        return ()
+    projection, norms, *blocks = manifest.mtp
+    hidden, shape = manifest.config.hidden, manifest.blocks[norms]
+    _check(manifest.blocks[projection], "table", {"row": RunShape(hidden, 1, 2 * hidden)})
+    if shape.kind != "vectors" or not {(name, hidden) for name in ("token", "hidden", "norm")} <= set(shape.vectors):
+        raise ValueError("a norm of the layer for multi-token prediction is missing")
+    return (tuple(blocks),)
 
 
 def _check_router(shape: BlockShape, values: int) -> None:

@@ -183,6 +183,7 @@ class Pack:
         self.head = blocks[manifest.head]  # the same block as `embedding` if the model's embeddings are tied
         self.positions = blocks[manifest.positions] if manifest.positions else None  # run `row` (OPT)
         self.per_layer = tuple(blocks[name] for name in manifest.per_layer)  # run `row`: a table, and its projection
+        self.mtp = tuple(blocks[name] for name in manifest.mtp)  # a projection, norms, and the blocks of a layer
         self.final = blocks[manifest.final]  # vectors norm and, for LayerNorm, norm.bias
 
     @classmethod

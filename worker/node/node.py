@@ -98,6 +98,11 @@ class Node:
         return self._residence.mode
 
     @property
+    def resident(self) -> bool:
+        """True if all weights of the node are in memory."""
+        return not self.budget.placement.streamed_bytes and self.fetched is None
+
+    @property
     def pages(self) -> int:
         """Size of the KV cache in pages."""
         return self.budget.pages

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from itertools import accumulate
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ class DraftModel:
     Its keys and values are dropped from the first wrong token on. If its pages run out, it forgets the sequence that it
     followed longest ago.
     """
+
+    source: Final = "model"
 
     def __init__(self, deployment: Deployment, vocab: int) -> None:
         """Create a draft model that runs on `deployment`, for a large model of `vocab` tokens."""

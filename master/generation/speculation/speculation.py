@@ -14,13 +14,17 @@ from operator import mul
 from time import perf_counter
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from master.generation.batcher import Work
 from master.generation.request import Request
 from master.generation.speculation.draftmodel import DraftModel
 from master.generation.speculation.lookup import EarlierAnswers, look_up
+from master.generation.speculation.mtpdrafts import MtpDrafts
 from master.generation.speculation.pace import ROWS, Chance, Pace
 
-Source = Literal["grammar", "lookup", "model"]
+Source = Literal["grammar", "lookup", "mtp", "model"]
 Kind = tuple[Source, int]
 """The source of a drafted token, and what else its chance depends on.
 
@@ -28,7 +32,8 @@ That is the length of the match, at most `_LONG`, or the probability that the mo
 """
 
 _LONG = 8
-_MODEL: Kind = ("model", -1)  # all tokens of the model
+_ALL = -1  # stands for all tokens of a model
+_MODELS: tuple[Source, ...] = ("mtp", "model")
 
 
 @dataclass(frozen=True)
@@ -56,20 +61,32 @@ class _Ahead:
 class Speculation:
     """The drafter of an engine. It belongs to the engine's thread."""
 
-    def __init__(self, model: DraftModel | None = None) -> None:
-        """Create a drafter; `model` is asked where the other sources have no draft, or a worse one."""
+    def __init__(self) -> None:
+        """Create a drafter; `renew` gives it the deployment's model."""
         self.drafted, self.accepted = Counter[Source](), Counter[Source]()  # tokens so far
-        self._model = model
+        self._model: DraftModel | MtpDrafts | None = None
         self._drafting: float | None = None  # seconds that the model took for the next step; None: it was not asked
         self._earlier = EarlierAnswers()
         self._chances: dict[Kind, Chance] = {}
         self._pace = Pace()
         self._ahead: dict[int, _Ahead] = {}  # by the id of a sequence whose drafts are steps of their own
 
-    def forget_times(self) -> None:
-        """Begin to measure steps anew: the deployment was replaced."""
-        self._pace = Pace()
+    def renew(self, model: DraftModel | MtpDrafts | None) -> None:
+        """Begin to measure steps anew, as the deployment was replaced.
+
+        `model` is asked where the other sources have no draft, or a worse one.
+        """
+        self._pace, self._model = Pace(), model
         self._ahead.clear()
+
+    def see(self, requests: Sequence[Request], work: Sequence[Work], rows: npt.NDArray[np.float32]) -> None:
+        """Show the layer for multi-token prediction, if there is one, the last hidden states of a step.
+
+        `requests` run, `work` is what the step did, and `rows` are its hidden states `[tokens, hidden]`.
+        """
+        if isinstance(self._model, MtpDrafts):
+            drawing = {each.sequence.id for each in requests if each.rows is None}
+            self._model.see(work, rows, drawing)
 
     def choose(self, requests: Sequence[Request], context: int, ahead: int = 1, alone: bool = True) -> dict[int, Draft]:
         """Return the drafts that are worth running in the next step, by sequence id.
@@ -98,7 +115,9 @@ class Speculation:
         if self._model is None or self._pace.model.off:
             return found
         worse = {
-            each: most for each, most in asked.items() if most > 0 and not self._better(found.get(each.sequence.id))
+            each: most
+            for each, most in asked.items()
+            if most > 0 and not self._better(found.get(each.sequence.id), self._model)
         }
         others = {id_: draft for id_, draft in found.items() if id_ not in {each.sequence.id for each in worse}}
         drafted = self._ask(self._model, worse, plain, self._rows(others))
@@ -114,7 +133,7 @@ class Speculation:
                 self.drafted[kinds[0][0]] += len(item.drafted)
                 self.accepted[kinds[0][0]] += good
                 for index, kind in enumerate(kinds[: min(good + 1, len(item.drafted))]):
-                    for each in {kind, _MODEL} if kind[0] == "model" else {kind}:
+                    for each in {kind, (kind[0], _ALL)} if kind[0] in _MODELS else {kind}:
                         self._chance(each).learn(index < good)
         if len(work) <= ROWS and all(item.known == 1 for item in work):
             drafted = sum(len(item.drafted) for item in work)
@@ -154,7 +173,7 @@ class Speculation:
         """Record whether the first drafted token in flight of a request was right. If not, the others are void."""
         own = self._ahead[request.sequence.id]
         kind = own.sent[0]
-        for each in {kind, _MODEL} if kind[0] == "model" else {kind}:
+        for each in {kind, (kind[0], _ALL)} if kind[0] in _MODELS else {kind}:
             self._chance(each).learn(right)
         self.accepted[kind[0]] += right
         request.drafts.count(1 if right and not request.finished else len(own.sent), int(right))
@@ -168,7 +187,7 @@ class Speculation:
         """Record the result of a step of the sequence `id_`, if its drafts are steps of their own (see `Pace`)."""
         own = self._ahead.get(id_)
         if own is not None:
-            gain = self._pace.model if own.source == "model" else self._pace.others
+            gain = self._pace.model if own.source in _MODELS else self._pace.others
             self._pace.learn_ahead(tokens, seconds, followed, gain)
             own.stopped = own.stopped or gain.off
 
@@ -183,14 +202,16 @@ class Speculation:
 
     def _runs_ahead(self, id_: int, found: Mapping[int, Draft], most: int) -> bool:
         """Choose whether the drafts of the sequence `id_` are steps of their own, of which `most` may be in flight."""
-        draft, model = found.get(id_, Draft((), ())), self._model is not None and not self._pace.model.off
-        by_model = model and not (draft.tokens and self._better(draft))
-        if not by_model and not draft.tokens:
+        draft, model = found.get(id_, Draft((), ())), None if self._pace.model.off else self._model
+        by_model = model if model is not None and not (draft.tokens and self._better(draft, model)) else None
+        if by_model is None and not draft.tokens:
             return False
-        chance = self._chance(_MODEL if by_model else draft.kinds[0]).share
+        chance = self._chance((by_model.source, _ALL) if by_model else draft.kinds[0]).share
         if not self._pace.runs_ahead(chance, most, self._pace.drafting.expect(1, 0.0) if by_model else 0.0):
             return False
-        self._ahead[id_] = _Ahead("model" if by_model else draft.kinds[0][0], Draft((), ()) if by_model else draft)
+        self._ahead[id_] = _Ahead(
+            by_model.source if by_model else draft.kinds[0][0], Draft((), ()) if by_model else draft
+        )
         return True
 
     def _draft_after(self, request: Request, most: int) -> Draft:
@@ -199,22 +220,23 @@ class Speculation:
         if most <= 0:
             return Draft((), ())
         text = array("i", [*sequence.tokens, *sequence.ahead])
-        if self._ahead[sequence.id].source == "model" and self._model is not None:
+        if self._ahead[sequence.id].source in _MODELS and self._model is not None:
             return self._one_of_model(self._model, request, text)
         found, match = look_up(text, self._earlier.of(request.client.salt), most)
         kind: Kind = ("lookup", min(match, _LONG))
         return self._allowed_after(request, found, len(found) * (kind,))
 
-    def _one_of_model(self, model: DraftModel, request: Request, text: "array[int]") -> Draft:
+    def _one_of_model(self, model: DraftModel | MtpDrafts, request: Request, text: "array[int]") -> Draft:
         """Return the token with which the model continues `text`, the tokens of a request and those in flight."""
         began = perf_counter()
         live = model.follow([replace(request.sequence, tokens=text, ahead=[])])
         if not live:
             return Draft((), ())
+        known = len(live[0].tokens)
         (probability,) = model.continued(live)
         self._pace.drafting.learn(1, perf_counter() - began)
-        token = model.since(request.sequence.id, len(text))[:1]
-        return self._allowed_after(request, token, [("model", int(probability * _LONG))])
+        token = model.since(request.sequence.id, known)[:1]
+        return self._allowed_after(request, token, [(model.source, int(probability * _LONG))])
 
     def _allowed_after(self, request: Request, tokens: list[int], kinds: Sequence[Kind]) -> Draft:
         """Return the beginning of a draft that the grammar allows after the drafted tokens in flight."""
@@ -233,14 +255,14 @@ class Speculation:
         return Draft(allowed, len(allowed) * (("lookup", min(match, _LONG)),))
 
     def _ask(
-        self, model: DraftModel, asked: Mapping[Request, int], plain: int, others: list[float]
+        self, model: DraftModel | MtpDrafts, asked: Mapping[Request, int], plain: int, others: list[float]
     ) -> dict[int, Draft]:
         """Return the model's drafts for the requests `asked`, of at most so many tokens each, by sequence id.
 
         Go on as long as that raises the expected tokens per second of a step that also has `plain` rows and drafted
         ones of other sources, with the chances `others`.
         """
-        if not asked or not self._worth(plain, others, len(asked) * [self._chance(_MODEL).share]):
+        if not asked or not self._worth(plain, others, len(asked) * [self._chance((model.source, _ALL)).share]):
             return {}
         requests = {each.sequence.id: each for each in asked}
         live = model.follow([each.sequence for each in asked])
@@ -249,11 +271,11 @@ class Speculation:
         spent = 0.0
         while live:
             drafted = others + [chance for each in kinds.values() for chance in self._each(each)]
-            coming = [prod(self._chance(kind).share for kind in (*kinds[own.id], _MODEL)) for own in live]
+            coming = [prod(self._chance(kind).share for kind in (*kinds[own.id], (model.source, _ALL))) for own in live]
             if not self._pace.continues(plain, drafted, coming, spent):
                 break
             for own, probability in zip(live, model.continued(live), strict=True):
-                kinds[own.id].append(("model", int(probability * _LONG)))
+                kinds[own.id].append((model.source, int(probability * _LONG)))
             spent, before = perf_counter() - began, spent
             self._pace.drafting.learn(len(live), spent - before)
             live = [own for own in live if len(kinds[own.id]) < asked[requests[own.id]]]
@@ -271,7 +293,7 @@ class Speculation:
         if self._pace.continues(plain, others, first, 0.0):
             return True
         self._pace.rest()
-        self._chances = {kind: chance for kind, chance in self._chances.items() if kind[0] != "model"}
+        self._chances = {kind: chance for kind, chance in self._chances.items() if kind[0] not in _MODELS}
         return False
 
     def _of_model(self, request: Request, tokens: list[int], kinds: Sequence[Kind]) -> Draft:
@@ -279,9 +301,9 @@ class Speculation:
         allowed = tuple(request.sampler.allowed(tokens))
         return Draft(allowed, tuple(kinds[: len(allowed)]))
 
-    def _better(self, draft: Draft | None) -> bool:
+    def _better(self, draft: Draft | None, model: DraftModel | MtpDrafts) -> bool:
         """Return True if the first token of `draft` is at least as likely right as one of the model."""
-        return draft is not None and self._chance(draft.kinds[0]).share >= self._chance(_MODEL).share
+        return draft is not None and self._chance(draft.kinds[0]).share >= self._chance((model.source, _ALL)).share
 
     def _rows(self, drafts: Mapping[int, Draft]) -> list[float]:
         """Return the chances that the rows of `drafts` yield tokens."""
@@ -309,8 +331,8 @@ class Speculation:
     def _chance(self, kind: Kind) -> Chance:
         source, known = kind
         if kind not in self._chances:
-            probable = kind != _MODEL and source == "model"
-            match = _LONG if source == "grammar" or kind == _MODEL else known
+            probable = known != _ALL and source in _MODELS
+            match = _LONG if source == "grammar" or known == _ALL else known
             first = Chance.of_probability((known + 0.5) / (_LONG + 0.5)) if probable else Chance.first(match)
             self._chances[kind] = first
         return self._chances[kind]

@@ -13,13 +13,14 @@ from allreduce.base import Endpoints
 from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
 from master.deployment.deployment import Capacity, Deployment
+from master.deployment.mtp import open_mtp
 from master.deployment.stages import ONE, deal_stages, lay_out
 from master.generation.engine import Engine
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
 from master.workers.predictors import PredictorSource
 from master.workers.weights import own_blocks
 from scheduler.storage.disk import Disk
-from tpi.devices.host import HostDevice
+from tpi.devices.host import HostDevice, open_host
 from tpi.kernels.kv import KvDtype, pages_for
 from tpi.net.messages import NodeOptions, PeerAddress, Step
 from tpi.net.sockets import COLLECTIVE, Net
@@ -127,8 +128,16 @@ def in_process_deployment(
         stack.callback(workers.close)
         vocabulary = stack.enter_context(Vocabulary(pack, nodes[0].budget))
         limits = Capacity(context, min([chunk, *(node.prefill_tokens for node in nodes)]), pool)
-        drafts = not accelerators and not predictors
-        return Deployment((1, epoch), dealt, nodes[0], workers, vocabulary, limits, stack.pop_all(), drafts=drafts)
+        alone = pack.config.mixture is None or all(node.resident for node in nodes)
+        drafts, mtp = not accelerators and not predictors and alone, None
+        if drafts and pack.mtp:
+            shard_cache = ShardCache(cache / "mtp")
+            stack.callback(shard_cache.close)
+            own = replace(options, scheduler="resident")
+            mtp = open_mtp(stack, pack, own, vocabulary, host or open_host(), shard_cache)
+        return Deployment(
+            (1, epoch), dealt, nodes[0], workers, vocabulary, limits, stack.pop_all(), drafts=drafts, mtp=mtp
+        )
 
 
 def _endpoints(stack: ExitStack, size: int, sockets: bool) -> list[tuple[Endpoints, str]]:

@@ -11,6 +11,7 @@ from master.options import RunOptions
 from master.session import Session
 from tests.support.commands import run_json
 from tests.support.models import TinyModel
+from tests.support.weights.mtp import make_mtp
 from tpi.errors import PlanError, UsageError
 
 FLAGS = ("-p", "Hello", "-n", "24", "--temp", "0")
@@ -52,11 +53,38 @@ def test_a_model_that_cannot_run_drafts_refuses_a_draft_model(
 ) -> None:
     with (
         pytest.raises(UsageError, match="--draft has no effect"),
-        _session(str(tiny_model("mixtral").directory), model, cache),
+        _session(str(tiny_model("qwen35").directory), model, cache),
     ):
         pass
     with pytest.raises(UsageError, match="recurrent layers"), _session(model, str(tiny_model("lfm2").directory), cache):
         pass
+
+
+def test_a_model_with_experts_can_have_a_draft_model(
+    model: str, cache: Path, tiny_model: Callable[[str], TinyModel]
+) -> None:
+    with _session(str(tiny_model("mixtral").directory), model, cache) as session:
+        assert session.engine.deployment.drafts
+
+
+def test_the_layer_for_prediction_takes_what_the_plan_leaves_of_the_memory(
+    model: str, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "mtp"
+    make_mtp("glm4moe", directory)
+    with Session(RunOptions(str(directory), cache=cache, memory=MEMORY)) as session:
+        layer = session.engine.deployment.mtp
+        assert layer is not None
+        assert session.node.budget.total == MEMORY
+        assert session.node.budget.used + layer.node.budget.used <= MEMORY
+        least = session.node.budget.used
+    assert "multi-token prediction takes" in capsys.readouterr().err
+    with Session(RunOptions(str(directory), cache=cache, memory=least + (1 << 20))) as session:
+        assert session.engine.deployment.mtp is None
+        assert session.engine.deployment.drafts
+    assert "multi-token prediction does not draft" in capsys.readouterr().err
+    with Session(RunOptions(str(directory), cache=cache, memory=MEMORY, draft=model)) as session:
+        assert session.engine.deployment.mtp is None  # the draft model takes its place
 
 
 def test_the_draft_model_is_counted_within_the_memory(model: str, cache: Path) -> None:

@@ -8,7 +8,7 @@ from master.deployment.pages import PagePool
 from master.deployment.states import StatePool
 from master.generation.batcher import Batcher
 from master.generation.sequence import Sequence
-from master.generation.steps import _entry
+from master.generation.steps import entry_of
 from tpi.kernels.spec import PAGE_TOKENS
 from worker.node.pages import PageTables
 
@@ -38,7 +38,7 @@ class States(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         work = self.batcher.pick(self.running)
-        self.node.batch([_entry(item) for item in work])
+        self.node.batch([entry_of(item) for item in work])
         for item in work:
             tokens = list(item.sequence.tokens)
             assert (self.contents[item.read] if item.read is not None else []) == tokens[: item.position]

@@ -31,7 +31,9 @@ def from_config(fields: Fields, where: str) -> tuple[Model, FileSource]:
         ModelError: if the architecture or a setting is not supported, or the configuration is inconsistent.
     """
     # without a head in the source, the configuration and the family's default say whether it is tied to the embedding
-    model = from_huggingface(fields, lambda name: not name.endswith("lm_head.weight"), where)
+    # and a plan does not have the layer for multi-token prediction
+    absent = ("lm_head.weight", "eh_proj.weight")
+    model = from_huggingface(fields, lambda name: not name.endswith(absent), where)
     kind = str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
     element = _ELEMENTS.get(kind, _ELEMENTS["float32"])
     return model, FileSource(where, _tensors(model, element, method_of(fields), where))

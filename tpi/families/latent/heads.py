@@ -75,7 +75,7 @@ def with_head_orders(model: Model, orders: dict[str, HeadOrder]) -> Model:
         vectors = tuple(one(name, ref) if name == "latent.bias" else (name, ref) for name, ref in refs.vectors)
         return replace(refs, parts=tuple(one(*part) for part in refs.parts), vectors=vectors)
 
-    return replace(model, layers=tuple(tuple(map(block, layer)) for layer in model.layers))
+    return model.with_blocks(block)
 
 
 def with_separate_kv(model: Model) -> Model:
@@ -93,7 +93,7 @@ def with_separate_kv(model: Model) -> Model:
     def block(refs: BlockRefs) -> BlockRefs:
         return replace(refs, parts=tuple(one(*part) for part in refs.parts)) if refs.kind == "attention" else refs
 
-    return replace(model, layers=tuple(tuple(map(block, layer)) for layer in model.layers))
+    return model.with_blocks(block)
 
 
 def with_query_latent(model: Model, own: str, names: Mapping[str, str]) -> Model:
@@ -112,7 +112,7 @@ def with_query_latent(model: Model, own: str, names: Mapping[str, str]) -> Model
         parts |= {"q": replace(parts["q"], tensor=found.pop("q").tensor), "q_latent": found.pop("q_latent")}
         return replace(refs, parts=tuple(parts.items()), vectors=(*refs.vectors, *found.items()))
 
-    return replace(model, layers=tuple(tuple(map(block, layer)) for layer in model.layers))
+    return model.with_blocks(block)
 
 
 def _filled(numbers: Iterable[int], width: int) -> tuple[int, ...]:

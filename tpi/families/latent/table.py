@@ -1,11 +1,13 @@
 """The table of families with latent attention, and their tensor names."""
 
+from dataclasses import replace
+
 from tpi.families.base import Family
 from tpi.families.expertnames import GGUF_EXPERTS, GGUF_SHARED, QWEN_EXPERTS
 from tpi.families.latent import defaults, settings
 from tpi.families.latent.ggufsettings import adapt_gguf_refs, gguf_settings
 from tpi.families.names import GGUF_ATTENTION, GGUF_FFN, MISTRAL_ATTENTION, MISTRAL_FFN
-from tpi.families.sharednames import gguf_names, llama_names
+from tpi.families.sharednames import GGUF_MTP, MTP, gguf_names, llama_names
 
 ATTENTION = MISTRAL_ATTENTION | {
     "latent": "layers.{i}.self_attn.kv_a_proj_with_mqa.weight",
@@ -33,7 +35,7 @@ LATENT = (
         architectures=("DeepseekV2ForCausalLM",),
         gguf="deepseek2",
         names=llama_names(ATTENTION, MISTRAL_FFN, EXPERTS),
-        gguf_names=gguf_names(GGUF_LATENT_ATTENTION, GGUF_FFN, experts=GGUF_CORRECTED_EXPERTS),
+        gguf_names=replace(gguf_names(GGUF_LATENT_ATTENTION, GGUF_FFN, experts=GGUF_CORRECTED_EXPERTS), mtp=GGUF_MTP),
         defaults=defaults.V2,
         settings=settings.v2,
         flatten=defaults.v2,
@@ -45,7 +47,7 @@ LATENT = (
     Family(
         "deepseek3",
         architectures=("DeepseekV3ForCausalLM",),
-        names=llama_names(ATTENTION, MISTRAL_FFN, CORRECTED_EXPERTS),
+        names=replace(llama_names(ATTENTION, MISTRAL_FFN, CORRECTED_EXPERTS), mtp=MTP),
         defaults=defaults.V3,
         settings=settings.v3,
         flatten=defaults.v3,
@@ -55,7 +57,7 @@ LATENT = (
     Family(
         "glm4_moe_lite",
         architectures=("Glm4MoeLiteForCausalLM",),
-        names=llama_names(ATTENTION, MISTRAL_FFN, CORRECTED_EXPERTS),
+        names=replace(llama_names(ATTENTION, MISTRAL_FFN, CORRECTED_EXPERTS), mtp=MTP),
         defaults=defaults.GLM,
         settings=settings.glm,
         flatten=defaults.v3,

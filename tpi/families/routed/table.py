@@ -1,5 +1,7 @@
 """The table of the families of this folder, and their tensor names."""
 
+from dataclasses import replace
+
 from tpi.families.base import Family
 from tpi.families.dense.table import ERNIE_ATTENTION, ERNIE_FFN, HUNYUAN_ATTENTION
 from tpi.families.expertnames import (
@@ -22,7 +24,7 @@ from tpi.families.names import (
     QWEN3_ATTENTION,
 )
 from tpi.families.routed import defaults, gguf, settings
-from tpi.families.sharednames import gguf_names, llama_names
+from tpi.families.sharednames import GGUF_MTP, MTP, gguf_names, llama_names
 
 _PARTS = ("gate", "up", "down")
 GLM4_ATTENTION = {name: text for name, text in QWEN3_ATTENTION.items() if name != "o.bias"} | {
@@ -63,9 +65,12 @@ ROUTED = (
     Family(
         "glm4moe",
         architectures=("Glm4MoeForCausalLM",),
-        names=llama_names(GLM4_ATTENTION, MISTRAL_FFN, GLM4_EXPERTS),
+        names=replace(llama_names(GLM4_ATTENTION, MISTRAL_FFN, GLM4_EXPERTS), mtp=MTP),
         gguf="glm4moe",
-        gguf_names=gguf_names(GGUF_GLM4_ATTENTION, GGUF_FFN | _GGUF_POST, experts=GGUF_CHOSEN_EXPERTS | _GGUF_POST),
+        gguf_names=replace(
+            gguf_names(GGUF_GLM4_ATTENTION, GGUF_FFN | _GGUF_POST, experts=GGUF_CHOSEN_EXPERTS | _GGUF_POST),
+            mtp=GGUF_MTP,
+        ),
         gguf_settings=gguf.glm4,
         adapt_gguf_refs=gguf.without_prediction,
         defaults=defaults.GLM4,

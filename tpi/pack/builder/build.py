@@ -135,6 +135,7 @@ def _named(manifest: Manifest, plan: PackPlan) -> Iterator[tuple[str, BlockRecip
     if manifest.positions and plan.positions:
         yield manifest.positions, plan.positions
     yield from zip(manifest.per_layer, plan.per_layer, strict=True)
+    yield from zip(manifest.mtp, plan.mtp, strict=False)  # packs of earlier versions lack the layer
 
 
 def _fill(opened: OpenedSource, plan: PackPlan, dtype: str, directory: Path, progress: Phase) -> None:
@@ -153,6 +154,7 @@ def _fill(opened: OpenedSource, plan: PackPlan, dtype: str, directory: Path, pro
         embedding, head, final = writer.write(plan.embedding), writer.write(plan.head), writer.write(plan.final)
         positions = writer.write(plan.positions) if plan.positions else None
         per_layer = tuple(map(writer.write, plan.per_layer))
+        mtp = tuple(map(writer.write, plan.mtp))
     if loss := writer.losses.report():
         sys.stderr.write(f"tpi: {opened.name}: {loss}\n")
     with progress(f"converting the tokenizer of {opened.name}"):
@@ -163,6 +165,6 @@ def _fill(opened: OpenedSource, plan: PackPlan, dtype: str, directory: Path, pro
         write_sparsity_data(opened.model, opened.source, directory)
     config, shapes = opened.model.config, writer.shapes
     manifest = Manifest(
-        config, dtype, shapes, layers, embedding, head, positions, final, metadata, opened.name, per_layer
+        config, dtype, shapes, layers, embedding, head, positions, final, metadata, opened.name, per_layer, mtp
     )
     write_synced(directory / MANIFEST, manifest.to_json().encode())

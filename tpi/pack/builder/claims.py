@@ -33,11 +33,13 @@ def check_all_tensors_used(model: Model, source: Source) -> None:
 
 def references(model: Model) -> Iterator[Ref]:
     """Yield all references of the model to tensors of its source."""
-    for block in (*(half for layer in model.layers for half in layer), model.final):
+    mtp = (*model.mtp.blocks, model.mtp.norms) if model.mtp else ()
+    for block in (*(half for layer in model.layers for half in layer), model.final, *mtp):
         yield from (ref for _, ref in (*block.parts, *block.vectors))
         yield from (ref for expert in block.experts for _, ref in expert)
     yield model.embedding
-    yield from (ref for ref in (model.head, model.positions, *model.per_layer) if ref)
+    projection = model.mtp.projection if model.mtp else None
+    yield from (ref for ref in (model.head, model.positions, *model.per_layer, projection) if ref)
 
 
 def _left(tensor: SourceTensor, claims: dict[str, list[Ref]], ignored_tensors: tuple[str, ...]) -> list[str]:

@@ -86,12 +86,13 @@ class PackPlan:
     positions: BlockRecipe | None
     final: BlockRecipe
     per_layer: tuple[BlockRecipe, ...] = ()  # the table of the embeddings of layers, and their projection
+    mtp: tuple[BlockRecipe, ...] = ()  # of a layer for multi-token prediction: its projection, norms and blocks
 
     @property
     def distinct_blocks(self) -> list[BlockRecipe]:
         """Blocks to write, without duplicates."""
         blocks = [block for layer in self.layers for block in layer] + [self.embedding, self.head, self.final]
-        blocks += self.per_layer
+        blocks += self.per_layer + self.mtp
         return list(dict.fromkeys(blocks + ([self.positions] if self.positions else [])))
 
     @property
@@ -130,8 +131,24 @@ def plan_pack(model: Model, source: Source, dtype: str) -> PackPlan:
     rows = find(source, model.positions.tensor).rows if model.positions else 0
     positions = geometry.table(model.positions, "f32", rows) if model.positions else None
     return PackPlan(
-        planned, embedding, head, positions, geometry.final(model.final), _per_layer(model, formats, geometry)
+        planned,
+        embedding,
+        head,
+        positions,
+        geometry.final(model.final),
+        _per_layer(model, formats, geometry),
+        _mtp(model, formats, geometry),
     )
+
+
+def _mtp(model: Model, formats: "_Formats", geometry: "_Geometry") -> tuple[BlockRecipe, ...]:
+    """Return the recipes of the layer for multi-token prediction: its projection, its norms, then its blocks."""
+    if model.mtp is None:
+        return ()
+    refs, width = model.mtp.projection, 2 * model.config.hidden
+    projection = geometry.table(refs, formats.one(refs, "table", hidden=width), model.config.hidden, hidden=width)
+    blocks = (geometry.block(block, formats.runs(block)) for block in model.mtp.blocks)
+    return projection, geometry.final(model.mtp.norms), *blocks
 
 
 def _per_layer(model: Model, formats: "_Formats", geometry: "_Geometry") -> tuple[BlockRecipe, ...]:

@@ -1,0 +1,76 @@
+"""The layer for multi-token prediction in packs: its names in both kinds of files, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFWriter
+from safetensors.torch import load_file, save_file
+
+from tests.support.weights import gguf_experts
+from tests.support.weights.gguf_experts import write_experts
+from tests.support.weights.mtp import LAYERS, make_mtp
+from tpi.errors import ModelError
+from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.manifest import Manifest
+from tpi.pack.reader import Pack
+
+_NEXTN = {
+    "eh_proj.weight": "nextn.eh_proj.weight", "enorm.weight": "nextn.enorm.weight",
+    "hnorm.weight": "nextn.hnorm.weight", "shared_head.norm.weight": "nextn.shared_head_norm.weight",
+    "embed_tokens.weight": "nextn.embed_tokens.weight", "shared_head.head.weight": "nextn.shared_head_head.weight",
+}  # fmt: skip
+
+
+def test_both_kinds_of_files_give_the_same_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_mtp("deepseek3", tmp_path / "model")
+    weights = load_file(model.directory / "model.safetensors")
+    own = {name: weights[f"model.layers.{LAYERS}.{end}"].numpy() for end, name in _NEXTN.items()}
+    tensors, describe = gguf_experts.tensors, gguf_experts._describe
+
+    def described(writer: GGUFWriter, family: str, config: Any) -> None:
+        describe(writer, family, config)
+        writer.add_nextn_predict_layers(1)
+
+    monkeypatch.setattr(gguf_experts, "_describe", described)
+    monkeypatch.setattr(
+        gguf_experts,
+        "tensors",
+        lambda *of: tensors(*of) | {f"blk.{LAYERS}.{name}": values for name, values in own.items()},
+    )
+    write_experts(tmp_path / "m.gguf", model, "deepseek3")
+    for source in (model.directory, tmp_path / "m.gguf"):
+        pack_model(open_source(source), "f32", tmp_path / f"{source.name}.pack")
+    one, other = (Pack.open(tmp_path / name) for name in ("model.pack", "m.gguf.pack"))
+    assert len(one.mtp) == 4
+    assert one.manifest.mtp == other.manifest.mtp
+    assert one.manifest.layers == other.manifest.layers
+
+
+def test_a_file_without_one_of_its_tensors_has_no_layer(tmp_path: Path) -> None:
+    model = make_mtp("glm4moe", tmp_path / "model")
+    file = model.directory / "model.safetensors"
+    weights = load_file(file)
+    del weights[f"model.layers.{LAYERS}.hnorm.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    pack_model(open_source(model.directory), "q4", tmp_path / "pack")
+    assert not Pack.open(tmp_path / "pack").mtp
+
+
+def test_a_damaged_layer_is_seen(tmp_path: Path) -> None:
+    pack_model(open_source(make_mtp("glm4moe", tmp_path / "model").directory), "q4", tmp_path / "pack")
+    path = tmp_path / "pack" / "manifest.json"
+    fields = json.loads(path.read_text())
+    projection, norms, attention, experts = fields["mtp"]
+    Manifest.load(path)
+    for wrong in (
+        [projection],
+        [norms, norms, attention],
+        [projection, attention, attention],
+        [projection, norms, norms],
+    ):
+        path.write_text(json.dumps(fields | {"mtp": wrong}))
+        with pytest.raises(ModelError, match="cannot be used"):
+            Manifest.load(path)
+    assert experts in fields["blocks"]

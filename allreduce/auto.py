@@ -47,7 +47,7 @@ class Auto(Group):
     def tune(self, work: Work = idle, measure_local: bool = False) -> Choice:
         """Measure the links and choose the algorithms; if that is done already, return the choice.
 
-        All nodes call it together, before their first sum. Links within one machine are measured only if
+        All nodes must call this together, before their first sum. Links within one machine are measured only if
         `measure_local` is True.
         """
         if self.choice is None:
@@ -106,7 +106,10 @@ class Auto(Group):
         return cache.load(self._cache, cache.ends(self.spec)) if self._cache and self.rank == 0 else {}
 
     def _chosen_by(self, known: dict[cache.Pair, cache.CachedLink], work: Work, doubted: bool = False) -> Choice:
-        """Measure the links that are not `known`, or all of them if `doubted`; return the algorithms chosen by them."""
+        """Measure the links that are not `known`, or all links if `doubted`.
+
+        Return the algorithms chosen for the links.
+        """
         trusted = {} if doubted else {pair: one.link for pair, one in known.items()}
         self.links = measure_links(self.transport, trusted)
         if self._cache and self.rank == 0:

@@ -42,17 +42,18 @@ example after an abort by the master.
 
 
 def idle(parts: int) -> None:
-    """Do nothing: the `Work` of a group that is tuned without computing between sums."""
+    """Do nothing. This is the `Work` for tuning a group without computing between sums."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A node of the deployment. Rank 0, the master, does not listen: its `address` is of shared memory, or empty."""
+    """A node of the deployment. Rank 0, the master, does not listen: its `address` names shared memory, or is empty."""
 
     rank: int
     name: str  # the name by which the user knows the node; errors show it
-    address: str = ""  # of its collective socket, for example tcp://192.168.1.7:9991
-    key: bytes = b""  # the node must prove that it owns this key; empty: no key, only on this machine
+    address: str = ""  # address of its collective socket, for example tcp://192.168.1.7:9991
+    # public key that the node must prove to own; empty: no proof, which is only for nodes on this machine
+    key: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ class GroupSpec:
     peers: tuple[Peer, ...]  # the nodes of the group by their rank in the deployment, this node included
     wire: str = "f32"
     timeout_s: float = 10.0
-    spin_us: int = 0  # microseconds that a wait polls before it sleeps; 0 if nodes share cores
-    payload_values: tuple[int, int] = (4096, 128 * 4096)  # sizes of a decode and a prefill sum, for "auto"
-    lane: int = 0  # of the group's messages on the node's connections
+    spin_us: int = 0  # time in microseconds for which a wait polls before it sleeps; 0 if nodes share cores
+    payload_values: tuple[int, int] = (4096, 128 * 4096)  # numbers of values in a decode and a prefill sum, for "auto"
+    lane: int = 0  # number (0 to 63) that separates the group's messages from others on the node's connections
 
     def __post_init__(self) -> None:
         ranks = [peer.rank for peer in self.peers]
@@ -99,11 +100,11 @@ class Endpoints:
     net: "Net | None" = None
     router: "Socket | None" = None
     watch: Watch | None = None
-    awaited: Callable[[int], int] | None = None  # the rank that keeps a node waiting in turn; else that node's own
+    awaited: Callable[[int], int] | None = None  # returns the rank that node `rank` waits for, or `rank` itself
     lateness: "Lateness | None" = None  # records every wait
     board: "Board | None" = None
-    connections: "Connections | None" = None  # of the node, if its groups share them
-    links_cache: Path | None = None  # file in which the master stores measured links; None: none
+    connections: "Connections | None" = None  # the node's connections, if its groups share them
+    links_cache: Path | None = None  # file in which the master stores measured links; None: store nothing
 
 
 @dataclass
@@ -141,15 +142,16 @@ class Group(ABC):
     def reduce(self, partial: F32) -> F32 | None:
         """Return the sum of all nodes' `partial` on rank 0, None on other ranks.
 
-        Valid until the next sum is finished.
+        The result is valid until the next sum is finished.
         """
         total = self._run(partial, self._reduce)
         return None if self.rank else total
 
     def start(self, partial: F32, everywhere: bool = True) -> None:
-        """Start a sum: send what can be sent without waiting. It continues while the caller computes, until `finish`.
+        """Start a sum: send what can be sent without waiting.
 
-        `partial` must not change until then. At most `IN_FLIGHT` sums may be under way.
+        It continues while the caller computes, until `finish` returns it. `partial` must not change in the meantime. At
+        most `IN_FLIGHT` sums may be under way.
 
         Args:
             partial: this node's partial result, `[tokens, hidden]`.
@@ -192,7 +194,7 @@ class Group(ABC):
 
     @property
     def overlaps(self) -> bool:
-        """True if a sum makes progress while its nodes compute. Then it pays to have another one under way."""
+        """True if a sum makes progress while its nodes compute, so that a second sum under way saves time."""
         return False
 
     @property
@@ -203,8 +205,8 @@ class Group(ABC):
     def tune(self, work: Work = idle) -> object:
         """Time sums in order to choose an algorithm. Most groups have nothing to choose and do nothing.
 
-        Every node calls it before the first sum. `work` is called between the timed sums, as nodes compute between
-        real ones.
+        Every node must call this before the first sum. `work` is called between the timed sums, as nodes compute
+        between real ones.
         """
         return None
 
@@ -229,8 +231,8 @@ class Group(ABC):
     def close(self) -> None:
         """Close the connections and free the buffers of the group. Idempotent.
 
-        Call it only when all nodes are done, as they are once the master has the result of a reduce. Messages on their
-        way to a slow node may be lost.
+        Call this only when all nodes are done, for example after the master has the result of a reduce. Messages on
+        their way to a slow node may be lost.
         """
 
     def _run(self, partial: F32, algorithm: Callable[[F32], Exchange]) -> F32:
@@ -292,7 +294,7 @@ def open_group(name: str, spec: GroupSpec, endpoints: Endpoints) -> Group:
     """Join the group with the algorithm called `name`. A single node always gets `loopback`.
 
     Raises:
-        UsageError: if there is no such algorithm.
+        UsageError: if `name` is not one of `group_names()`.
     """
     if name not in GROUPS:
         raise UsageError(f"unknown collective {name!r}; choose one of {', '.join(GROUPS)}")

@@ -41,7 +41,7 @@ class CachedLink:
 def end_of(key: bytes, address: str) -> str:
     """Return the name in the cache of the node with this `key`, and this `address` on the plane of sums.
 
-    A node without a key is known by its address. The master has neither.
+    A node without a key is known by its address. The master has neither key nor address.
     """
     return f"{key.hex()}@{address}" if key else address or "master"
 
@@ -72,7 +72,7 @@ def _valid(entry: object) -> bool:
 def load(path: Path, ends: Sequence[str]) -> dict[Pair, CachedLink]:
     """Return the links between `ends` that were measured within a day, by indices into `ends`.
 
-    A missing or damaged file contains none.
+    Return no links if the file is missing or damaged.
     """
     entries, now = _read(path), time()
     pairs = (((a, b), entries.get(_key(ends[a], ends[b]))) for a, b in combinations(range(len(ends)), 2))
@@ -83,7 +83,7 @@ def load(path: Path, ends: Sequence[str]) -> dict[Pair, CachedLink]:
 def save(
     path: Path, ends: Sequence[str], links: Mapping[Pair, Link], known: Mapping[Pair, CachedLink], doubted: bool = False
 ) -> None:
-    """Store in the file `path` those of the `links` between `ends` that are not `known`; if `doubted`, all of them.
+    """Store in the file `path` the `links` between `ends` that are not `known`; if `doubted`, store all links.
 
     `doubted` says that known links were measured again. Errors are ignored, because the next start then measures again.
     """

@@ -22,10 +22,11 @@ from tpi.topology.links import LinkTable
 Row = Callable[[Networked, F32, int, Work], float]
 
 _WORTH_TIMING = 2.0  # algorithms are timed if predicted to take at most this many times the fastest
-_BUDGET_S = 1.0  # for timing one column; exceeded if the least number of sums takes longer
+# seconds for timing the algorithms at one payload size; exceeded if the least number of sums takes longer
+_BUDGET_S = 1.0
 _PASSES = (2, 4)  # least and greatest number of passes; the fastest counts
 _SUMS = (2, 6)  # least and greatest number of sums timed in each pass
-_WORK_S = 0.1  # longest work between sums that is done for timing
+_WORK_S = 0.1  # longest work between sums, in seconds, that is done for timing
 _ODD = 3.0  # remembered links have changed if a sum takes this many times more or less than predicted,
 _ODD_S = 0.005  # and differs by more than this many seconds
 _PROBE = 4  # an n-th of the work is timed to estimate all of it
@@ -41,7 +42,7 @@ Predicted: a decode sum, a prefill sum, and half of a prefill sum.
 
 @dataclass(frozen=True)
 class Choice:
-    """The algorithms chosen for decode and prefill sums, and the predicted and measured seconds of an allreduce."""
+    """The algorithms chosen for decode and prefill sums, with the predicted and measured seconds of an allreduce."""
 
     decode: str
     prefill: str
@@ -50,10 +51,11 @@ class Choice:
     prefill_values: int
     predicted: Times
     measured: Times  # 0 if not timed
-    links_age_s: float = field(default=0.0, compare=False)  # on the master: age of the oldest remembered link
+    # on the master: age in seconds of the oldest cached link; 0 on workers
+    links_age_s: float = field(default=0.0, compare=False)
 
     def name_for(self, values: int) -> str:
-        """Return the algorithm for a payload of `values` values: the one for the nearer of the two sizes, by ratio."""
+        """Return the decode or the prefill algorithm, whichever was chosen for the size nearer to `values` by ratio."""
         return self.decode if values * values <= self.decode_values * self.prefill_values else self.prefill
 
     @property
@@ -77,7 +79,8 @@ def choose(
 ) -> Choice:
     """Return the algorithms for sums of both sizes, the same on all nodes.
 
-    Every node calls it and times sums; the master sends its times to the others, and these decide.
+    Every node calls this function and times sums. The master sends its times to all nodes, which decide by the master's
+    times.
 
     `work` is what a node computes between two sums of prefill. It matters because algorithms differ in how much CPU
     time they leave to it. If it takes longer than `_WORK_S`, sums are timed without it, so that the start is not
@@ -97,9 +100,10 @@ def choose(
 
 
 def contradicts(predicted: Times, measured: Times) -> bool:
-    """Return True if the measured decode sums show that the links are not those that the predictions used.
+    """Return True if the measured times of decode sums show that the links behind `predicted` have changed.
 
-    All timed algorithms must differ in the same direction: other load on the machines delays only some of them.
+    Both are in seconds. All timed algorithms must differ in the same direction: other load on the machines delays only
+    some of them.
     """
     timed = [(predicted[name][0], row[0]) for name, row in measured.items() if row[0] > 0]
     slower = [took > _ODD * said and took - said > _ODD_S for said, took in timed]
@@ -130,7 +134,7 @@ def _time_columns(
 
 
 def _common(groups: dict[str, Networked]) -> tuple[str, Transport]:
-    """Return the wire format and the transport that all groups share."""
+    """Return the wire format and the transport that all `groups` share."""
     first = next(iter(groups.values()))
     return first.wire, first.transport
 
@@ -142,11 +146,11 @@ def _times(names: list[str], rows: Sequence[Sequence[float]]) -> Times:
 def _time(
     groups: dict[str, Networked], likely: Sequence[str], once: float, row: Row, values: F32, work: Work
 ) -> dict[str, float]:
-    """Time real sums of `values` by each of the `likely` algorithms. Return seconds by algorithm.
+    """Time real sums of `values` values by each of the `likely` algorithms. Return seconds by algorithm.
 
-    `once` is the predicted time of one sum by each of them. Each pass times several sums in a row per algorithm. The
-    first is not counted: a node may be done before the others, and then waits for them in the next sum. The fastest
-    pass of each algorithm counts, because other load on the machines only adds time.
+    `once` is the predicted time of one sum by each of the algorithms. Each pass times several sums in a row per
+    algorithm. The first is not counted, because nodes may begin it at different times. The fastest pass of each
+    algorithm counts, because other load on the machines only adds time.
     """
     passes = _PASSES[once * _PASSES[1] * (1 + _SUMS[0]) <= _BUDGET_S]
     count = int(min(max(_BUDGET_S / once / passes - 1, _SUMS[0]), _SUMS[1]))
@@ -155,7 +159,10 @@ def _time(
 
 
 def _seconds_of(work: Work, group: Networked) -> float:
-    """Return the seconds that all of `work` takes on the slowest node, estimated from a part; equal on every node."""
+    """Return the seconds of all of `work` on the slowest node, estimated from a part of it.
+
+    The result is equal on every node.
+    """
     seconds = np.zeros(group.size, np.float32)
     work(_PROBE)  # warms up caches
     started = perf_counter()

@@ -17,8 +17,8 @@ from tpi.net.sockets import COLLECTIVE, split_address
 
 STEP_MASK = 0xFFFFFFFF  # frames carry the low 32 bits of a step's number
 SEGMENT_VALUES = 1 << 16  # most values in a frame; longer messages are split, so that a slow link shows progress
-_SLICE_MS = 100  # longest single attempt to receive
-_LINGER_MS = 500  # time for the last messages of a closing node to be sent
+_SLICE_MS = 100  # longest single attempt to receive, in milliseconds
+_LINGER_MS = 500  # time in milliseconds for sending the last messages of a closing node
 
 
 def identity(spec: GroupSpec, rank: int) -> bytes:
@@ -30,7 +30,7 @@ def identity(spec: GroupSpec, rank: int) -> bytes:
 
 
 def _library() -> str:
-    """Return the path of pyzmq's extension module, through which its libzmq is found."""
+    """Return the path of pyzmq's extension module, which leads to the libzmq that it uses."""
     found = import_module("zmq.backend.cython._zmq").__file__
     assert found is not None
     return found
@@ -60,7 +60,7 @@ class Connections:
                 self.frames.connect(rank, endpoints.router.underlying, identity(spec, rank))
 
     def connect(self, ranks: Iterable[int]) -> None:
-        """Connect to those of `ranks` that are above this node's rank. Lower ranks connect to this node."""
+        """Connect to each of `ranks` above this node's rank. Lower ranks connect to this node."""
         for rank in ranks:
             if rank > self.spec.rank and rank not in self._dealers:
                 peer = self.spec.peers[rank]
@@ -72,7 +72,7 @@ class Connections:
                 self.frames.connect(rank, dealer.underlying, b"")
 
     def open(self, lane: int, members: Sequence[int]) -> Mailbox:
-        """Return the mailbox for the messages of `lane` (0 to 63) between the nodes of these ranks.
+        """Return the mailbox for the messages of `lane` (0 to 63) between the nodes of the ranks `members`.
 
         Its waits raise NodeLost, naming the node, when a deadline has passed.
         """

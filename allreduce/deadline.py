@@ -1,4 +1,4 @@
-"""Deadlines of waits for a node, and detection of late messages: a broken link is told from a slow node.
+"""Deadlines of waits for a node, and detection of late messages, which tells a broken link from a slow node.
 
 Times are `tpi.system.clocks.since_boot` seconds.
 """
@@ -10,16 +10,20 @@ from allreduce.base import GroupSpec, Watch
 from tpi.errors import NodeLost
 from tpi.system.clocks import PAUSE_S, since_boot
 
-MISSING_S = 3.5  # a message of a few kilobytes is late after this time, unless earlier waits took long
+MISSING_S = 3.5  # seconds after which a message of a few kilobytes is late, unless earlier waits took long
 SLOWEST = 125e3  # lowest assumed bandwidth of a link, in bytes per second (1 Mbit/s)
 _LONGEST, _USUAL = 3, 16  # a message is not late before this many times the longest, and the usual, wait
 _WEIGHT, _FORGET = 0.1, 0.98  # weight of the last wait in the usual one; decay of the longest one per wait
-_GAP_S = 0.45  # longest time between two looks of one wait; after that the thread is doing something else
+# longest time in seconds between two looks of one wait; a longer gap means that the thread is not waiting
+_GAP_S = 0.45
 
 
 @dataclass
 class Lateness:
-    """A record of how long this node has waited for a message. The waiting thread calls `look`, any thread `rank`."""
+    """A record of how long this node has waited for a message.
+
+    The waiting thread calls `look`; any thread may call `rank`.
+    """
 
     limit_s: float = MISSING_S  # for messages of the current step
     usual_s: float = 0.0
@@ -75,11 +79,11 @@ class Deadlines:
     def __call__(self, rank: int, deadline: float) -> float:
         """Return the new deadline of a wait for `rank`, given the old `deadline`, which is 0 at first.
 
-        It is called several times a second while nothing is received.
+        A waiting mailbox calls this several times a second while nothing is received.
 
         Raises:
-            NodeLost: if the deadline has passed, and `watch` sees no progress of that node, or of the one that it
-                waits for itself. The error names the latter.
+            NodeLost: if the deadline has passed, and `watch` sees no progress of node `rank`, or of the node that it
+                waits for. The error names the latter.
         """
         if self._lateness:
             self._lateness.look(rank, not deadline, since_boot())

@@ -1,4 +1,4 @@
-"""Sums under way: started by a node, and continued when it needs the result.
+"""Sums under way: a node starts a sum, and continues it when the result is needed.
 
 An algorithm is a generator. It yields wherever it would wait for other nodes, so that its caller can compute.
 """
@@ -28,7 +28,7 @@ class PendingSum:
         self.for_this_node = for_this_node
 
     def resume(self) -> F32 | None:
-        """Continue the sum. Return it, or None if it has sent more and would now wait for other nodes."""
+        """Continue the sum. Return its result, or None if it would now wait for other nodes."""
         if self._total is None:
             try:
                 next(self._exchange)

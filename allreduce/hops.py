@@ -1,8 +1,8 @@
 """Hops: hidden states on their way from one stage to the next, and from the last one to the master.
 
 The nodes of a stage sum within the stage. The lowest rank of a stage, its *leader*, has the last sum and sends it to
-every node of the next stage. Each hop has a lane of its own, so that a node can send what leaves a later step while it
-still waits for an earlier one.
+every node of the next stage. Each hop has a lane of its own, so that a node can send the hidden states of a later step
+while it still waits for an earlier one.
 """
 
 from collections.abc import Sequence
@@ -39,11 +39,11 @@ class Hops:
         """Connect this node to the stages before and after each of its own.
 
         Args:
-            connections: of this node.
+            connections: this node's connections to the other nodes.
             stages: the ranks of each stage, in ascending order.
-            hidden: the values of a hidden state.
-            wire: the format of partial results. Short steps travel in f32 instead, because then a token has the same
-                bits as on one node; and long ones never in q8, which would cost as much precision as 4-bit weights.
+            hidden: the number of values in a hidden state.
+            wire: the format of partial results. Short steps travel in f32 instead, so that a token has the same
+                bits as on one node. Long steps never travel in q8, which would lose as much precision as 4-bit weights.
         """
         rank, last = connections.spec.rank, len(stages) - 1
         everyone = range(connections.spec.size)
@@ -54,7 +54,8 @@ class Hops:
         self.seconds = 0.0
         self._entering: dict[int, tuple[Mailbox, int]] = {}  # by stage, with the rank that sends
         self._leaving: dict[int, tuple[Mailbox, tuple[int, ...]]] = {}  # by stage, with the ranks that receive
-        self._returning: tuple[Mailbox, int] | None = None  # with the rank that sends
+        # on the master: the mailbox for the last stage's result, and the sender
+        self._returning: tuple[Mailbox, int] | None = None
         for stage in own:
             if stage:
                 self._entering[stage] = connections.open(_leaving_lane(stage - 1), everyone), stages[stage - 1][0]
@@ -69,18 +70,20 @@ class Hops:
     def enter(self, stage: int | None, step: int, given: F32, rows: int) -> F32:
         """Return the hidden states `[rows, hidden]` that enter this node's `stage`.
 
-        They are `given` in the first stage, and on a node without a stage.
+        In the first stage, and on a node without a stage, return `given`.
 
         Raises:
-            NodeLost: if the stage before does not send them in time.
+            NodeLost: if the stage before does not send the hidden states in time.
         """
         return given if not stage else self._receive(*self._entering[stage], step, rows)
 
     def leave(self, stage: int | None, step: int, x: F32 | None) -> None:
-        """Send the hidden states that leave this node's `stage` on; `x` is None on nodes other than its leader.
+        """Send the hidden states `x` `[rows, hidden]` from `stage` to the next.
+
+        `x` is None on nodes other than the stage's leader.
 
         Raises:
-            NodeLost: if a node does not accept them in time.
+            NodeLost: if a node does not accept the hidden states in time.
         """
         if stage in self._leaving and x is not None:
             box, after = self._leaving[stage]
@@ -90,10 +93,10 @@ class Hops:
     def result(self, step: int, own: F32 | None, rows: int) -> F32 | None:
         """Return the hidden states `[rows, hidden]` after the last stage on the master, and None on other nodes.
 
-        `own` are those that left this node's stage.
+        `own` are the hidden states after this node's own stage.
 
         Raises:
-            NodeLost: if the last stage does not send them in time.
+            NodeLost: if the last stage does not send the hidden states in time.
         """
         if self.connections.spec.rank != MASTER_RANK:
             return None
@@ -101,7 +104,7 @@ class Hops:
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """The bytes sent and received."""
+        """The total bytes sent and received by hops."""
         hops = (*self._entering.values(), *self._leaving.values(), *filter(None, [self._returning]))
         boxes = [box for box, _ in hops]
         return sum(box.sent_bytes for box in boxes), sum(box.received_bytes for box in boxes)

@@ -13,7 +13,7 @@ from allreduce.transport import Transport
 from tpi.net.wire import EXACT
 from tpi.topology.links import Link, LinkTable
 
-LEAST_S = 2.0  # a measurement takes at most this time,
+LEAST_S = 2.0  # a measurement takes at most this many seconds,
 _ROUND_TRIPS = 25  # or this many of the slowest round trips if that is longer
 _PINGS = 8
 _MESSAGES = 64  # limit of messages per pair
@@ -35,7 +35,7 @@ def rounds(size: int) -> list[list[tuple[int, int]]]:
 
 
 def measure_links(transport: Transport, known: dict[tuple[int, int], Link], seconds: float = LEAST_S) -> LinkTable:
-    """Return the links between all nodes. Every node calls it; links that are `known` (on the master) are not measured.
+    """Return the links between all nodes. Every node must call this. Links in the master's `known` are not measured.
 
     Takes at most max(`seconds`, 25 of the slowest round trips), plus one probe of the slowest link.
     """
@@ -79,13 +79,13 @@ def _mask(size: int, known: dict[tuple[int, int], Link]) -> F32:
 
 
 class _Pair:
-    """One node's side of the measurement of a link. Messages are numbered from `number` on."""
+    """One node's side of the measurement of the link to another node. `number` is the number of the next message."""
 
     def __init__(self, transport: Transport, peer: int, number: int) -> None:
         self._transport, self._peer, self._number = transport, peer, number
 
     def lead(self, budget: float) -> tuple[float, float]:
-        """Measure latency in seconds and bandwidth in bytes per second.
+        """Measure and return the latency in seconds and the bandwidth in bytes per second.
 
         It takes about `budget` seconds, or a few round trips if that is longer.
         """
@@ -105,7 +105,7 @@ class _Pair:
         return trip / 2, rate
 
     def follow(self) -> None:
-        """Answer the requests of the other side."""
+        """Answer the other side's requests until it sends the last one."""
         while count := self._hear(1):
             self._hear(count)
             self._say(1)

@@ -14,7 +14,7 @@ from tpi.net.wire import wire_format
 class Networked(Group):
     """A group whose nodes exchange messages through a `Transport`, which several groups of one node may share.
 
-    Algorithms use the transport's mailbox directly, as `box`, because more Python calls for each block would take
+    Algorithms use the transport's mailbox directly, as `box`, because further Python calls for each block would take
     noticeable time.
     """
 

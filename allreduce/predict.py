@@ -26,7 +26,7 @@ def _star(links: LinkTable, count: int, wire: str) -> float:
 def _fan(links: LinkTable, payload: int) -> float:
     """Return the seconds to send one payload between the master and each worker.
 
-    They depend on the slowest link, or on the master's adapter.
+    The time is limited by the slowest link or by the master's adapter.
     """
     slowest = max(links.between(0, rank).seconds(payload) for rank in range(1, links.size))
     master = (links.size - 1) * payload / links.bytes_per_s(0)
@@ -36,7 +36,7 @@ def _fan(links: LinkTable, payload: int) -> float:
 def _exchange(links: LinkTable, payload: float) -> float:
     """Return the seconds to send one payload from every node to every other.
 
-    They depend on the slowest link, or on the slowest adapter.
+    The time is limited by the slowest link or by the slowest adapter.
     """
     slowest = max(link.seconds(payload) for link in links.links.values())
     adapter = max((links.size - 1) * payload / links.bytes_per_s(rank) for rank in range(links.size))

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-MOST_STAGES = 32  # lanes are counted with 6 bits, and a stage has two
+MOST_STAGES = 32  # a lane number has 6 bits, and each stage takes two lanes
 
 
 def most_in_flight(stages: Sequence[Sequence[int]]) -> int:
-    """Return the most steps that may be in flight: one in each stage, or one in all if a node is in several stages.
+    """Return the maximum number of steps in flight: one for each stage, or one in total if a node is in several stages.
 
     `stages` are the ranks of each stage. A node of several stages computes one step after the other, each through all
     its stages.

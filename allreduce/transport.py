@@ -19,7 +19,7 @@ class Transport:
     """
 
     def __init__(self, spec: GroupSpec, endpoints: Endpoints) -> None:
-        """Use the connections of `endpoints`, or without any, connections for this group alone."""
+        """Use the connections of `endpoints`. If it has none, open connections for this group alone."""
         self.spec = spec
         self._shared = endpoints.connections is not None
         self._connections = endpoints.connections or Connections(spec, endpoints)
@@ -27,7 +27,7 @@ class Transport:
         self.box = self._connections.open(spec.lane, self._ranks)
 
     def connect(self, members: Iterable[int]) -> None:
-        """Connect to those of `members`, by their rank in the group, that are above this node's rank."""
+        """Connect to the `members` (ranks in the group) above this node's rank; lower ranks connect to this node."""
         self._connections.connect(self._ranks[member] for member in members)
 
     def begin(self, step: int) -> None:
@@ -35,7 +35,7 @@ class Transport:
         self.box.begin(step & STEP_MASK)
 
     def with_traffic(self, stats: GroupStats) -> GroupStats:
-        """Fill in the bytes sent and received and the dropped frames of `stats`, and return it."""
+        """Set the bytes sent and received and the dropped frames in `stats`, and return `stats`."""
         stats.sent_bytes, stats.received_bytes = self.box.sent_bytes, self.box.received_bytes
         stats.dropped = self._connections.frames.dropped
         return stats

@@ -40,7 +40,7 @@ from tpi.text import json_text
     "-n",
     "tokens",
     type=click.IntRange(min=1),
-    help="Most tokens to generate (default: to the end of the answer or of the context).",
+    help="Maximum number of tokens to generate (default: to the end of the answer or of the context).",
 )
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")
@@ -101,8 +101,8 @@ def run(
 def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet: bool, **flags: Any) -> None:
     """Measure the speed of prefill (pp) and decode (tg): medians over the repeats, and mean figures of each node.
 
-    Also measure decode with drafts if this model can have them, and show the measurements by which the collective was
-    chosen, and the layouts from which the stages were.
+    Also measure decode with drafts, if the model supports drafts. Show the measurements behind the choice of the
+    collective, and the layouts from which the stages were chosen.
     """
     placement = RunOptions.from_flags(flags)
     with Session(placement) as session:
@@ -186,23 +186,23 @@ def _json(fields: dict[str, Any]) -> str:
 
 
 def _cut(limit: int | None, used: int, session: Session) -> str:
-    """Return a sentence that says why an answer was cut, and how to get all of it."""
+    """Return a sentence with the reason why an answer was cut, and the flag for a longer answer."""
     context, longest = session.engine.context, session.pack.config.context
     if used < context:
-        return f"the answer was cut at -n {limit}: give a larger -n, or none"
-    more = f"a larger -c has room for more, up to {longest}" if longest > context else "the model was made for no more"
+        return f"the answer was cut at -n {limit}: give a larger -n, or leave -n out"
+    more = f"a larger -c allows more, up to {longest}" if longest > context else "the model was made for no more"
     return f"the answer was cut where the context of {context} tokens ends: {more}"
 
 
 @contextmanager
 def _quiet_keyboard() -> Iterator[None]:
-    """Keep typed keys for the next program that reads, and restore the terminal even after SIGTERM and SIGHUP."""
+    """Leave typed keys to the next program at the terminal. Restore the terminal even after SIGTERM and SIGHUP."""
     with exit_on_termination(), echo_disabled(lines=True):
         yield
 
 
 def _nothing(text: str) -> None:
-    """Show nothing: with --json the text is part of the object."""
+    """Ignore the text, because with --json it is part of the object."""
 
 
 def _drafts(result: Answer) -> str:

@@ -23,16 +23,16 @@ from tpi.paths import DIRECTORY, FILE
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_CONTEXT = 4096
-NO_WORKERS = "none"  # accepted by --workers
+NO_WORKERS = "none"  # value of --workers for a run without workers
 Sparsity = Literal["auto", "off", "static", "dynamic"]
 SPARSITIES: tuple[Sparsity, ...] = ("auto", "off", "static", "dynamic")
-_MOST_CONTEXT = 1 << 24  # no model was made for more tokens
+_MOST_CONTEXT = 1 << 24  # upper bound of --context in tokens; no model was made for more
 _MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The model to run, on which nodes, and within which limits. Sizes in bytes; None means: choose automatically."""
+    """The model to run, on which nodes, and within which limits. Sizes are in bytes. None means an automatic choice."""
 
     model: str
     local: int = 0
@@ -43,15 +43,17 @@ class RunOptions:
     split: str | None = None
     stages: str = "auto"
     dtype: str = "auto"
-    draft: str | None = None  # a model on the master that drafts
-    draft_memory: int = 0  # bytes of the master's memory that it takes; determined when it is loaded
+    draft: str | None = None  # name of a small model on the master that drafts tokens
+    draft_memory: int = 0  # bytes of the master's memory that the draft model takes; determined when it is loaded
     context: int | None = None
-    parallel: int = 1  # requests to plan memory for, if there is enough: each a full context, or `usual`
-    streams: int = 1  # answers at once for which stages are chosen
-    batched: int = 0  # most requests at once if accelerators batch them; 0: `parallel`
-    usual: UsualRequest | None = None  # if all requests are known before the model is loaded
+    # number of requests to plan memory for, if there is enough; each has a full context, or the lengths of `usual`
+    parallel: int = 1
+    streams: int = 1  # number of concurrent answers for which stages are chosen
+    batched: int = 0  # limit of requests at once if accelerators batch requests; 0: `parallel`
+    # the requests' mean lengths, if all requests are known before the model is loaded
+    usual: UsualRequest | None = None
     memory: int | None = None
-    local_memory: int = 0  # of each node of this machine if `memory` is None; determined before any of them starts
+    local_memory: int = 0  # bytes of each node of this machine if `memory` is None; determined before the nodes start
     threads: int | None = None
     kv_dtype: KvDtype | None = None
     collective: str | None = None
@@ -59,16 +61,16 @@ class RunOptions:
     scheduler: bool = True  # off: all weights are resident, whatever --memory says
     window: int = 0  # blocks in memory at once, as in the TPI-LLM paper; 0: the fastest that fits
     sparsity: Sparsity = "auto"  # whether to compute only active neurons
-    retain: int = 0  # with `window`: one FFN block in so many is resident; 0: none
+    retain: int = 0  # with `window`: one in `retain` FFN blocks is resident; 0: no FFN block
     trace: Path | None = None
     verify_weights: bool = False  # compare weights with their hashes when they are loaded
-    devices: DeviceOptions = field(default_factory=DeviceOptions)  # of each node on this machine
+    devices: DeviceOptions = field(default_factory=DeviceOptions)  # devices of each node on this machine
     patience: float = 60.0  # seconds to wait for workers if the model does not fit without them
-    rebalance: bool = False  # use workers that join at once, rather than from the next request on
-    keys: bool = True  # encrypt connections to other machines, and accept known keys only
+    rebalance: bool = False  # use workers that join at once; False: from the next request on
+    keys: bool = True  # encrypt connections to other machines, and accept only known keys
     cache: Path = field(default_factory=default_cache)
     cache_limit: CacheLimit = field(default_factory=CacheLimit)
-    links_cache: Path | None = None  # where measured links are remembered; None: measure them every time
+    links_cache: Path | None = None  # file in which measured links are stored; None: measure the links at each start
 
     @classmethod
     def from_flags(cls, flags: dict[str, Any]) -> "RunOptions":
@@ -107,19 +109,19 @@ class RunOptions:
 
 
 def links_file(cache: Path) -> Path | None:
-    """Return the file in which measured links are remembered; None in a testbed, as all have the same addresses."""
+    """Return the file in which measured links are stored; None in testbeds, which all have the same addresses."""
     return None if "TPI_TESTBED" in os.environ else cache / "links.json"
 
 
 def placement_options(command: Command) -> Command:
-    """Add the flags that say which model runs where."""
+    """Add the flags for the model, its nodes and their limits to `command`."""
     for option in reversed(_PLACEMENT):
         command = option(command)
     return device_options(command)
 
 
 def sampling_options(command: Command) -> Command:
-    """Add the flags that say how tokens are drawn."""
+    """Add the flags for sampling to `command`."""
     for option in reversed(_SAMPLING):
         command = option(command)
     return command
@@ -154,7 +156,7 @@ def _memory(text: str | None) -> int | None:
     """Return the bytes in the text of `--memory`; None if it was not given.
 
     Raises:
-        UsageError: if it is not a size, or 0.
+        UsageError: if the text is not a size, or the size is 0.
     """
     if text is None:
         return None
@@ -165,10 +167,10 @@ def _memory(text: str | None) -> int | None:
 
 
 def _try_writing(path: Path) -> None:
-    """Check before the run that the trace can be written, rather than fail at the end.
+    """Check that the trace can be written, before the run and not at its end.
 
-    A file that is created for this is removed again, so that a failed run leaves no file. A FIFO or a device is not
-    tried, because its reader would take the trial for the trace.
+    A file that this creates is removed again, so that a failed run leaves no file. A FIFO or a device is not
+    tried, because its reader would see the trial as the trace.
     """
     if path.is_fifo() or path.is_char_device():
         return
@@ -184,7 +186,7 @@ def worker_addresses(texts: Sequence[str]) -> tuple[str, ...]:
     """Return the `HOST:PORT` addresses in comma-separated texts.
 
     Raises:
-        UsageError: if one is malformed, or given twice.
+        UsageError: if an address is malformed, or given twice.
     """
     found = tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
     for address in found:
@@ -210,7 +212,7 @@ _PLACEMENT = (
         "--workers",
         multiple=True,
         metavar="HOST:PORT,...|none",
-        help="Workers to use (default: TPI_WORKERS, else the paired ones that are found).",
+        help="Workers to use (default: TPI_WORKERS, else the paired workers that are found).",
     ),
     click.option(
         "--split",
@@ -242,7 +244,7 @@ _PLACEMENT = (
     click.option(
         "--memory",
         metavar="SIZE",
-        help="Memory that each node may use besides its bare process, e.g. 4GiB (default: what is free).",
+        help="Memory that each node may use besides its bare process, e.g. 4GiB (default: the free memory).",
     ),
     click.option(
         "-t", "--threads", type=click.IntRange(1, _MOST_THREADS), help="Compute threads per node (default: all cores)."
@@ -291,7 +293,7 @@ _PLACEMENT = (
     ),
     click.option("--trace", type=FILE, help="Write a timeline (Chrome trace JSON)."),
     click.option(
-        "--verify-weights", is_flag=True, help="Compare all weights with their hashes as they are loaded; takes longer."
+        "--verify-weights", is_flag=True, help="Compare all weights with their hashes at loading, which takes longer."
     ),
     click.option(
         "--patience",
@@ -302,7 +304,7 @@ _PLACEMENT = (
         help="How long to wait for lost workers if the model does not fit without them.",
     ),
     click.option(
-        "--rebalance", is_flag=True, help="Use a worker that joins at once, rather than from the next request on."
+        "--rebalance", is_flag=True, help="Use a worker that joins at once, and not only from the next request on."
     ),
     click.option(
         "--keys/--no-keys",

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from master.planning.home.compared import ComparedLayouts
 
 
-_MANY = 1 << 30  # requests: no limit
+_MANY = 1 << 30  # number of waiting requests that stands for no limit
 _LEAST_CONTEXT = 128  # tokens; a shorter context is too short for a conversation
 
 
@@ -76,7 +76,8 @@ class Session:
     def __init__(self, placement: RunOptions, tap: Tap | None = None, equipment: Equipment | None = None) -> None:
         """Prepare a session; entering it opens everything.
 
-        For tests, `tap` sees every frame of the control and weights planes, and `equipment` replaces the real devices.
+        For tests: `tap` is called with every frame of the control and weights planes, and `equipment` replaces the real
+        devices.
         """
         self.placement = placement
         self._equipment = equipment
@@ -99,7 +100,7 @@ class Session:
 
     @property
     def engine(self) -> Engine:
-        """The engine. It keeps its requests when the deployment is replaced."""
+        """The engine of this session, which keeps its requests when the deployment is replaced."""
         assert self._engine is not None
         return self._engine
 
@@ -175,7 +176,7 @@ class Session:
 
     @contextmanager
     def answering(self, most_waiting: int = _MANY) -> Iterator[EngineThread]:
-        """Run the engine on its own thread within the block.
+        """Run the engine on its own thread within the `with` block, and yield that thread.
 
         At most `most_waiting` requests wait. If the block raises, the running step or recovery is aborted.
         """
@@ -207,7 +208,7 @@ class Session:
         return True
 
     def compared(self) -> "ComparedLayouts | None":
-        """Return the layouts from which the present one was chosen, measured as by now; None if the user chose it."""
+        """Return the layouts that were compared, with the latest measurements; None if the user chose the layout."""
         return self._membership.shares.compared([worker.id for worker in self._cluster.workers])
 
     def break_off(self) -> None:
@@ -216,7 +217,7 @@ class Session:
         self.node.loop.on_block = self._cluster.check
 
     def report(self) -> list[NodeReport]:
-        """Return every node's figures; if a worker is lost by now, warn and return none, as the answer is complete."""
+        """Return every node's figures. If a worker was lost after the answer, warn and return an empty list."""
         try:
             return self.figures.report()
         except NodeError as error:
@@ -282,7 +283,7 @@ class Session:
             lookout.welcome()
 
     def _load_draft(self, stack: ExitStack, placement: RunOptions) -> RunOptions:
-        """Load the draft model, if there is one; return `placement` with the memory that it takes."""
+        """Load the draft model, if the user named one; return `placement` with the draft model's memory."""
         if placement.draft is None:
             return placement
         if placement.scheduler and not placement.memory:
@@ -291,7 +292,7 @@ class Session:
         return replace(placement, draft_memory=self._draft.nbytes)
 
     def _draft_model(self, deployment: Deployment) -> DraftModel | None:
-        """Return the draft model for the first deployment, if there is one.
+        """Return the draft model for the first deployment, or None if the user named none.
 
         Raises:
             UsageError: if steps cannot run drafted tokens.
@@ -350,7 +351,10 @@ def _less_a_margin(context: int) -> int:
 
 
 def _too_little(placement: RunOptions, fitting: int) -> str:
-    """Return why this machine's nodes cannot hold the model, and what to do; `fitting` tokens of context would fit."""
+    """Return a sentence: why this machine's nodes cannot hold the model, and the way out.
+
+    `fitting` tokens of context would fit.
+    """
     free, nodes = f"{own_memory(placement) >> 20}MiB", placement.local + 1
     found = f"{free} of memory are free for " + (f"each of the {nodes} nodes" if placement.local else "this run")
     ways = [f"give -c {fitting}"] if placement.context and fitting else []
@@ -364,7 +368,7 @@ def _context(asked: int | None, longest: int) -> int:
     """Return the tokens of context for a model that was made for `longest`.
 
     Raises:
-        UsageError: if more is asked for.
+        UsageError: if `asked` is larger than `longest`.
     """
     if asked is not None and asked > longest:
         raise UsageError(f"-c {asked} is over the {longest} tokens that this model was made for; give a smaller -c")

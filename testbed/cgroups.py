@@ -1,6 +1,6 @@
 """CPU, memory and disk limits of the devices, by control groups of version 1 or 2, whichever the kernel has mounted.
 
-Limits are directories with files in them. Only the paths are recorded, for removal.
+A limit is a file in a control group's directory. The testbed records the directories, to remove them.
 """
 
 import time
@@ -21,7 +21,7 @@ _WEIGHTS = {"cpu.shares": 1024, "cpu.weight": 100}  # default weight of a group,
 
 @dataclass(frozen=True)
 class Hierarchies:
-    """Mount points of the controllers. `unified` is the version 2 root if it has the controllers, else None."""
+    """Mount points of the controllers. `unified` is the root of version 2 if it has the controllers, else None."""
 
     version1: dict[str, Path]
     unified: Path | None = None
@@ -55,7 +55,7 @@ def _words(file: Path) -> list[str]:
 
 
 def quota(cores: float) -> tuple[int, int]:
-    """Return the CPU time per period and the period, both in microseconds, that limit a group to `cores`."""
+    """Return the CPU time per period, and the period, that limit a group to `cores` cores. Both are in microseconds."""
     microseconds = round(cores * PERIOD_US)
     if microseconds >= _SMALLEST_QUOTA_US:
         return microseconds, PERIOD_US
@@ -131,9 +131,9 @@ def _make_unified(root: Path, name: str, device: Host, disks: list[str]) -> Path
 
 
 def _come_first(group: Path) -> None:
-    """Give the devices' group precedence over the host's other programs, if the kernel weighs groups.
+    """Give the devices' group more CPU weight than the host's other programs, if the kernel supports weights.
 
-    A device that gets no core for seconds would seem to be cut off. Priorities of processes have no effect across
+    Without it, a device that gets no core for seconds would seem cut off. Priorities of processes have no effect across
     groups.
     """
     for name, usual in _WEIGHTS.items():
@@ -160,9 +160,9 @@ def group_directories(hierarchies: Hierarchies, name: str, devices: list[str]) -
 
 
 def remove_groups(folders: tuple[str, ...], patience: float = 2.0) -> list[str]:
-    """Remove the directories, waiting up to `patience` seconds while they count ended processes.
+    """Remove the directories. Retry for up to `patience` seconds, while ended processes still count as members.
 
-    Return those that are left.
+    Return the directories that are left.
     """
     deadline = time.monotonic() + patience
     left = list(folders)

@@ -20,8 +20,8 @@ from tpi.topology.topology import Host
 
 WORKERS = "TPI_WORKERS"
 PORT = 9990
-_LISTENS = re.compile(r"\blistens on\b")  # in the line that a worker logs when it is ready
-_BARE_PROCESS = 256 << 20  # bytes of a device's memory that are kept free of the worker's --memory
+_LISTENS = re.compile(r"\blistens on\b")  # words in the line that a worker logs when it is ready
+_BARE_PROCESS = 256 << 20  # bytes of a device's memory that the worker's --memory leaves out
 _POLL = 0.02  # seconds
 _GRACE = 3.0  # seconds that a process has to end
 
@@ -31,9 +31,10 @@ class HostWorkerOptions:
     """Options for starting the workers.
 
     Attributes:
-        command: the command to run instead of `tpi worker`; it gets the same flags.
-        cache: directory with a shard cache per device, which is kept. None: in the testbed's scratch directory.
-        logs: directory with one log per device, which is kept. None: in the testbed's state directory.
+        command: the command to run with the flags of `tpi worker`, in its place.
+        cache: directory with one shard cache for each device, kept after the run. None: in the testbed's scratch
+            directory.
+        logs: directory with one log for each device, kept after the run. None: in the testbed's state directory.
         patience: seconds that a worker has to begin to listen.
     """
 
@@ -78,7 +79,7 @@ class StopSignal:
     def check(self) -> None:
         """Raise SystemExit if a signal was received.
 
-        The signal handler raises it too, but Python discards exceptions raised inside a destructor.
+        The signal handler raises SystemExit too, but Python discards exceptions raised inside a destructor.
         """
         if self.signal:
             raise SystemExit(128 + self.signal)
@@ -87,7 +88,7 @@ class StopSignal:
 def run(bed: Testbed, command: list[str], addresses: str, stop: StopSignal | None = None) -> int:
     """Run `command` on the first device with `TPI_WORKERS` set to `addresses`. Return its exit code.
 
-    Ctrl-C at a terminal is left to the command, which may go on: in `tpi chat` it stops an answer.
+    Ignore Ctrl-C at a terminal, so that the command can handle it: in `tpi chat` it stops an answer.
 
     Raises:
         TestbedError: if the testbed ends before the command does.
@@ -122,7 +123,7 @@ def _has_terminal() -> bool:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopSignal]:
-    """Turn SIGTERM and SIGHUP into an exception inside the block, so that everything is taken down.
+    """Turn SIGTERM and SIGHUP into an exception inside the block, so that the testbed is taken down.
 
     The yielded object records the signal, even if the exception was lost.
     """
@@ -183,7 +184,7 @@ def _await(name: str, process: "subprocess.Popen[Any]", log: Path, deadline: flo
 
 
 def _stop(processes: "list[subprocess.Popen[Any]]") -> None:
-    """Ask all processes to end, then kill those that do not."""
+    """Ask all processes to end, then kill the ones that still run after `_GRACE` seconds."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGCONT)

@@ -52,7 +52,7 @@ def topologies() -> None:
 @_BACKEND
 @_VERIFY
 def up(file: str, backend: str, verify: bool) -> None:
-    """Set up the topology FILE (a path, or the name of a shipped one) until `down`."""
+    """Set up the topology FILE (a path, or a name from `topologies`), which stays until `down`."""
     from testbed.launch import Testbed
     from tpi.topology.schema import load_topology
 
@@ -74,7 +74,7 @@ def up(file: str, backend: str, verify: bool) -> None:
 @_VERIFY
 @click.option("--cache", type=DIRECTORY, help="Directory in which the workers' shards are kept for the next run.")
 @click.option("--logs", type=DIRECTORY, help="Directory in which the workers' logs are kept.")
-@click.option("--worker", metavar="COMMAND", help="Start this instead of `tpi worker`; it gets the same flags.")
+@click.option("--worker", metavar="COMMAND", help="Command to start in place of `tpi worker`, with the same flags.")
 def run(
     file: str,
     command: tuple[str, ...],
@@ -126,7 +126,7 @@ def execute(device: str, command: tuple[str, ...], name: str | None) -> None:
     "--bandwidth",
     metavar="RATE",
     callback=_with_unit(parse_rate),
-    help="For slow: most that its links carry, e.g. '10 Mbit'.",
+    help="For slow: bandwidth limit of the device's links, e.g. '10 Mbit'.",
 )
 @click.option(
     "--latency",
@@ -136,10 +136,10 @@ def execute(device: str, command: tuple[str, ...], name: str | None) -> None:
 )
 @_ID
 def fault(action: str, device: str, bandwidth: float | None, latency: float | None, name: str | None) -> None:
-    """Break DEVICE of a running testbed, or mend it.
+    """Apply a fault to DEVICE of a running testbed, or undo one.
 
     cut: nothing gets through. heal: undo cut and slow. slow: less bandwidth, more latency. kill: send SIGKILL to all
-    its programs. freeze: stop its programs, while their connections stay open. thaw: let them go on.
+    its programs. freeze: stop its programs, while their connections stay open. thaw: continue the frozen programs.
     """
     from testbed.faults import apply_fault
 
@@ -164,7 +164,7 @@ def status(name: str | None, as_json: bool) -> None:
 @click.argument("name", metavar="[ID]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Also take down testbeds of a running `tpi testbed run`.")
 def down(name: str | None, everything: bool) -> None:
-    """Take down the testbed ID, or all that `up` made, and remove what killed testbeds left behind."""
+    """Take down the testbed ID, or all testbeds that `up` made, and remove the remains of killed testbeds."""
     from testbed import launch, state
     from testbed.network.namespaces import require_root
 
@@ -183,7 +183,7 @@ def down(name: str | None, everything: bool) -> None:
 
 @testbed.command("doctor")
 def doctor() -> None:
-    """Report which features of this machine a testbed can use, and what to do about missing ones.
+    """Report which features of this machine a testbed can use, and how to provide missing ones.
 
     Without root it reports less. The exit code is 1 if no testbed can be created.
     """
@@ -214,7 +214,7 @@ def _find_any(name: str) -> Path:
     for folder in state.folders(state.default_root()):
         if folder.name == name:
             return folder
-    raise TestbedError(f"there is no testbed {name}: `tpi testbed down` without a name takes down all")
+    raise TestbedError(f"there is no testbed {name}: `tpi testbed down` without a name takes down all testbeds")
 
 
 def _verify(bed: Any) -> None:

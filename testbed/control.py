@@ -22,9 +22,9 @@ def listen(folder: Path) -> socket.socket:
 
 
 def answer(server: socket.socket, handlers: dict[str, Callable[..., Any]]) -> str | None:
-    """Take one waiting request and answer it.
+    """Receive one waiting request, carry it out and send its result.
 
-    Return the verb that was carried out; None if there was none, or it failed.
+    Return the verb of the request; None if no request was waiting or the request failed.
     """
     try:
         data, client = server.recvfrom(_LARGEST)

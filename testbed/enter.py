@@ -1,7 +1,7 @@
 """Run a program on a device: `python -m testbed.enter FOLDER DEVICE PARENT COMMAND...`.
 
 The process joins the device's cgroups and network namespace, marks its environment, and is replaced by the command. It
-has no heavy imports, because every emulated process starts through it.
+has no heavy imports, because it starts every emulated process.
 """
 
 import os
@@ -19,7 +19,10 @@ NOT_FOUND = 127
 
 
 def enter(folder: Path, device: str, parent: int, command: list[str]) -> None:
-    """Replace this process by `command` on the device. With `parent` not 0, it is killed when that process ends."""
+    """Replace this process by `command` on the device.
+
+    If `parent` is not 0, the command is killed when the process `parent` ends.
+    """
     if parent:
         die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:
@@ -34,7 +37,7 @@ def enter(folder: Path, device: str, parent: int, command: list[str]) -> None:
 
 
 def main() -> None:
-    """Run the command line. Print failures before the command starts as one sentence."""
+    """Run the command line. If the command cannot start, print one sentence."""
     folder, device, parent, *command = sys.argv[1:]
     try:
         enter(Path(folder), device, int(parent), command)

@@ -14,7 +14,7 @@ _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "thaw": signal.SIG
 def apply_fault(
     folder: Path, action: str, device: str, bandwidth: float | None = None, latency: float | None = None
 ) -> str:
-    """Do `action` to a device of the testbed at `folder`. Return a sentence that describes what was done.
+    """Apply the fault `action` to a device of the testbed at `folder`. Return a sentence that describes the change.
 
     Args:
         folder: state directory of the testbed.
@@ -30,7 +30,7 @@ def apply_fault(
     """
     if (action == "slow") != (bandwidth is not None or latency is not None):
         raise UsageError(
-            "slow needs --bandwidth, --latency or both, and other faults take neither: for example slow DEVICE "
+            "slow needs --bandwidth or --latency, and other faults take neither: for example slow DEVICE "
             "--bandwidth '10 Mbit'"
         )
     if bandwidth == 0:

@@ -2,7 +2,7 @@
 
 It is started as `python -m testbed.holder FOLDER`, and inherits a descriptor of the testbed's lock. It reports
 readiness or failure as one JSON line on stdout. It ends on request, on SIGTERM, or, if it belongs to one command, when
-its stdin is closed. So a killed command leaves nothing behind.
+its stdin is closed, so that a killed command leaves nothing behind.
 """
 
 import json
@@ -34,7 +34,7 @@ class _Stop(BaseException):
 
 
 def hold_testbed(folder: Path) -> None:
-    """Set up the testbed at `folder`, serve it until it is told to end, and remove it."""
+    """Set up the testbed at `folder`, serve it until a request or signal ends it, and remove it."""
     record = state.read(folder)
     try:
         topology = Topology.from_dict(json.loads((folder / TOPOLOGY).read_text()))
@@ -71,7 +71,7 @@ def remove(folder: Path, record: TestbedRecord) -> None:
 
 
 def _enrol(folder: Path, record: TestbedRecord, topology: Topology, namespaces: list[int], mtu: int) -> TestbedRecord:
-    """Create cgroups and the scratch directory. Before that, write the record of all that may have to be removed."""
+    """Create cgroups and the scratch directory. First write the record of everything that may have to be removed."""
     hierarchies, disks = find_hierarchies(), block_devices()
     group = f"tpi-{record.id}"
     names = [device.name for device in topology.devices]
@@ -95,7 +95,7 @@ def _enrol(folder: Path, record: TestbedRecord, topology: Topology, namespaces: 
 def _prioritise() -> None:
     """Give this process real-time priority, so that it runs before the devices' programs when a packet is due.
 
-    It sleeps nearly always, so this does not starve them.
+    This process sleeps most of the time, so the programs still get their cores.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

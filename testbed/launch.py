@@ -1,4 +1,4 @@
-"""A running testbed as an object: start it, run programs on its devices, take it down.
+"""A running testbed as an object: methods to start it, to run programs on its devices, and to take it down.
 
 The module also removes what dead testbeds left behind.
 """
@@ -50,8 +50,8 @@ class Testbed:
 
         Args:
             topology: the devices and links to emulate.
-            backend: "tc", "tun", or "auto" for the one that suits this machine.
-            owner: "run" ends the testbed with this process; "up" lets it live until `tpi testbed down`.
+            backend: "tc", "tun", or "auto" for a backend that this machine supports.
+            owner: "run": the testbed ends with this process; "up": it stays until `tpi testbed down`.
             root: parent of the state directory; None: the default one.
 
         Raises:
@@ -94,7 +94,7 @@ class Testbed:
         return ask(self.folder, verb, **fields)
 
     def ended(self) -> bool:
-        """Return True if the holder has ended, and the network with it."""
+        """Return True if the holder process has ended, which removes the network too."""
         return self._holder.poll() is not None
 
     def close(self) -> None:

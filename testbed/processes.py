@@ -1,7 +1,7 @@
-"""Search and signalling of all processes that run on the devices of a testbed, whatever started them.
+"""Search and signalling of all processes that run on the devices of a testbed, however they were started.
 
 A process belongs to a device if it is in one of the device's cgroups, or has the testbed's random id in its
-environment, which children inherit. Both work after the starter has ended.
+environment, which children inherit. Neither depends on the process that started it.
 """
 
 import os
@@ -37,7 +37,7 @@ def processes(record: TestbedRecord, host: DeviceRecord | None = None) -> set[in
 
 
 def signal_all(record: TestbedRecord, host: DeviceRecord | None, number: signal.Signals, patience: float = 2.0) -> int:
-    """Signal every process of a device or testbed, including those that start in the meantime. Return their number."""
+    """Signal every process of a device or testbed, including those that start meanwhile. Return their number."""
     seen: set[int] = set()
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
@@ -52,7 +52,7 @@ def signal_all(record: TestbedRecord, host: DeviceRecord | None, number: signal.
 
 
 def kill_all(record: TestbedRecord, host: DeviceRecord | None = None, patience: float = 5.0) -> bool:
-    """Kill every process of a device or testbed and wait until they are gone. Return False if some are not."""
+    """Kill every process of a device or testbed. Return False if a process is left after `patience` seconds."""
     deadline = time.monotonic() + patience
     while alive := {process for process in processes(record, host) if _runs(process)}:
         if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
 """Records of the testbeds on this machine: a directory under /run for each, with a lock that is held while it runs.
 
-The holder process keeps `lock` locked. So the test whether a testbed is alive does not depend on process ids.
+The holder process keeps the file `lock` locked, so that the test whether a testbed runs does not depend on process ids.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ class DeviceRecord:
 
 @dataclass(frozen=True)
 class TestbedRecord:
-    """Data that other processes need to use, break or remove a testbed."""
+    """Data with which other processes use, disturb or remove a testbed."""
 
     id: str
     topology: str
@@ -48,7 +48,7 @@ class TestbedRecord:
         """Return the device called `name`.
 
         Raises:
-            TestbedError: if there is none with this name. The message lists the names.
+            TestbedError: if no device has this name. The message lists the names.
         """
         for host in self.devices:
             if host.name == name:
@@ -72,7 +72,10 @@ def new_folder(root: Path) -> Path:
 
 
 def lock(folder: Path) -> int:
-    """Lock the testbed at `folder` as long as any process has the returned descriptor open. Children may inherit it."""
+    """Lock the testbed at `folder`.
+
+    The lock lasts until every process has closed the returned descriptor, which children may inherit.
+    """
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
@@ -133,10 +136,10 @@ def folders(root: Path) -> list[Path]:
 
 
 def find(root: Path, name: str | None) -> Path:
-    """Return the directory of the running testbed `name`, or of the only one that runs.
+    """Return the directory of the running testbed `name`; if `name` is None, of the only testbed that runs.
 
     Raises:
-        TestbedError: if there is none, or several run and `name` is None.
+        TestbedError: if no such testbed runs, or `name` is None and several run.
     """
     living = [folder for folder in folders(root) if alive(folder)]
     if name is not None:

@@ -29,7 +29,7 @@ class Board:
         """Return all nodes' partial results for the sum `key`, in rank order.
 
         Raises:
-            NodeLost: if one is missing after `spec.timeout_s` seconds.
+            NodeLost: if a node has put no partial result after `spec.timeout_s` seconds.
         """
         deadline = monotonic() + spec.timeout_s
         with self._changed:
@@ -41,7 +41,7 @@ class Board:
             return [partials[rank] for rank in range(self.size)]
 
     def finish(self, key: tuple[int, int]) -> None:
-        """Record that one more node has the sum `key`; after the last node, delete its partial results."""
+        """Record that one more node has computed the sum `key`. After the last node, delete the partial results."""
         with self._changed:
             self._finished[key] = self._finished.get(key, 0) + 1
             if self._finished[key] == self.size:

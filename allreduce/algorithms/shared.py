@@ -2,9 +2,9 @@
 
 It needs no socket and no kernel copy.
 
-Every node writes its partial result to memory that all have mapped (the board), and adds up all of them in rank order,
-in f32. So all hold the same bits. The memory has no name in any file system (memfd), so nothing is left when its
-processes end.
+Every node writes its partial result to memory that all nodes have mapped (the board). Every node adds up all partial
+results in rank order, in f32, so that all nodes hold the same bits. The memory has no name in any file system (memfd),
+so nothing is left when its processes end.
 """
 
 import mmap
@@ -20,10 +20,11 @@ from allreduce.deadline import Deadlines
 from allreduce.flight import Exchange
 from tpi.errors import PlanError, UsageError
 
-_VALUES = 1 << 16  # size of a node's place on the board; longer partials take several turns
+# values that each node can put on the board at once; a longer partial result is summed in several pieces
+_VALUES = 1 << 16
 _NAME = "tpi-allreduce"
 _PREFIX = "memory:"
-_SLICE_S = 0.1  # interval at which a wait checks its deadline
+_SLICE_S = 0.1  # interval in seconds at which a wait checks its deadline
 
 
 def available() -> bool:
@@ -42,7 +43,10 @@ def board_bytes(size: int) -> int:
 
 
 class BoardMemory:
-    """The shared memory of a group, created by the master. Leaving its context closes it for further nodes."""
+    """The shared memory of a group, created by the master.
+
+    Leaving the context closes its file, so that no further node can map it.
+    """
 
     def __init__(self, size: int) -> None:
         """Create the memory for `size` nodes."""
@@ -117,7 +121,7 @@ def _map(address: str, nbytes: int) -> mmap.mmap:
     """Map the shared memory at `address`, which this process or its parent must have created.
 
     Raises:
-        PlanError: if the address is that of another file, or cannot be opened.
+        PlanError: if `address` names another file, or cannot be opened.
     """
     pid, _, number = address.removeprefix(_PREFIX).partition(":")
     path = Path(f"/proc/{pid}/fd/{number}")

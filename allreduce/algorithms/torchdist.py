@@ -103,7 +103,7 @@ class TorchDistributed(Group):
         return ProcessGroupGloo(fenced, self.rank, self.size, options)
 
     def _agree(self, port: int) -> int:
-        """Return the port of the store on every node; the node that has the store sends it to the others."""
+        """Return the port of the store on every node. The node with the store sends the port to the others."""
         others = tuple(rank for rank in range(self.size) if rank != _STORE_RANK)
         self._transport.connect(others if self.rank == _STORE_RANK else (_STORE_RANK,))
         box, word = self._transport.box, np.array([port], np.float32)

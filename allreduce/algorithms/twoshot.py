@@ -1,7 +1,7 @@
 """Two-shot: a direct reduce-scatter (node r sums chunk r of all), then a direct all-gather of the chunk sums.
 
 It takes two one-way latencies as a star does, but every link carries only 2 (n - 1) / n payloads each way. That is the
-least of all algorithms, for large payloads. These travel in waves: while one part of the chunks is summed and sent on,
+least of all algorithms. Large payloads travel in waves: while one part of the chunks is summed and sent on,
 the next is still on its way. In f32 the result has the same bits as a star's. In a quantised wire format the chunk sums
 are encoded again to travel back. Every node, including the one that summed the chunk, uses the decoded values.
 """
@@ -14,7 +14,7 @@ from allreduce.chunks import chunks
 from allreduce.flight import Exchange
 from allreduce.networked import Networked
 
-Waves = list[tuple[slice, ...]]  # for each wave, every node's part of its chunk
+Waves = list[tuple[slice, ...]]  # for each wave, the slice that each node sums in this wave
 
 _WAVE_VALUES = 1 << 13  # least values in a message: more waves of smaller messages cost more than they save
 _MOST_WAVES = 2
@@ -37,7 +37,7 @@ class TwoShot(Networked):
         return self._sum(values, (0,)) if values.size >= _DIRECT_VALUES else self._reduce_to_master(values)
 
     def _sum(self, values: F32, takers: Container[int]) -> Exchange:
-        """Sum the `values` of all nodes. The ranks in `takers` get the whole sum."""
+        """Return a generator that sums the `values` of all nodes. The ranks in `takers` get the whole sum."""
         values = values.reshape(-1)
         waves = _waves(values.size, self.size)
         number = self.box.reserve(2 * len(waves))

@@ -1,4 +1,4 @@
 """`tpi serve`: an HTTP server for the API forms of OpenAI and Anthropic.
 
-Each form is a thin adapter to one core, `master.api.answers`.
+Each form translates HTTP bodies to and from the types of the core, `master.api.answers`.
 """

@@ -16,9 +16,9 @@ _PAUSE_S = 0.3  # pause before each large body, because parsing one holds up all
 
 
 class BodyMemory:
-    """The memory that all larger bodies may take together, in bytes.
+    """The memory limit of all larger request bodies together, in bytes.
 
-    A client never holds more than is still free, so one that sends many large bodies leaves room for others.
+    A client never holds more than is still free, so that many large bodies of one client leave memory for others.
     """
 
     def __init__(self, most: int) -> None:
@@ -40,7 +40,7 @@ class BodyMemory:
         self._held -= Counter({client: size})
 
     def held(self) -> "HeldBody":
-        """Return the body of a new request; call its `release` at the end of the request."""
+        """Return an empty HeldBody for a new request; call its `release` at the end of the request."""
         return HeldBody(self)
 
 
@@ -83,7 +83,7 @@ class HeldBody:
         return None
 
     def replayed(self, receive: Receive) -> Receive:
-        """Return a `receive` that gives the body at once, without keeping it, and then passes on further messages."""
+        """Return an ASGI `receive` that yields the body as one message, frees it, and then forwards to `receive`."""
         body: bytes | None = b"".join(self._parts)
         self._parts.clear()
 
@@ -122,5 +122,5 @@ class HeldBody:
 
 
 def busy(said: str) -> ApiFailure:
-    """Return the failure for a request that arrives while the server is full."""
+    """Return the failure (HTTP 429) with the message `said`, for a request that arrives while the server is full."""
     return ApiFailure(429, "rate_limit_error", said, code="busy", retry_after=RETRY_S)

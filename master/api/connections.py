@@ -37,7 +37,7 @@ _LEAST = 16
 def most_connections() -> int:
     """Return the limit of connections: half of the free descriptors, because many may be accepted at once.
 
-    Free descriptors are counted now, so call this when everything else is open.
+    Call this after all other files and sockets are open, because free descriptors are counted at the call.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -57,7 +57,7 @@ class Connections:
 
     @property
     def protocol(self) -> "type[HttpConnection]":
-        """The protocol class for uvicorn; its connections register themselves in this object."""
+        """A function that creates uvicorn's protocol for a connection and registers it in this object."""
         return type("HttpConnection", (HttpConnection,), {"registry": self})
 
     def arrived(self, one: "HttpConnection") -> bool:
@@ -88,7 +88,7 @@ class Connections:
             self.note(one, silent=False)
 
     def note(self, one: "HttpConnection", silent: bool) -> None:
-        """Record whether a connection is silent; one that already was keeps its place in the order."""
+        """Record whether a connection is silent. One that was already silent keeps its place in the order."""
         own = self._silent.setdefault(one.network, {})
         if silent:
             own.setdefault(one)
@@ -98,14 +98,14 @@ class Connections:
             del self._silent[one.network]
 
     def sweep(self, now: float) -> None:
-        """Close connections that exceeded a time limit; `now` is in seconds of the loop's clock."""
+        """Close the connections that exceeded a time limit. `now` is the event loop's time in seconds."""
         for one in list(self._all):
             if one.is_late(now):
                 one.drop()
 
 
 class _BoundedParser(h11.Connection):
-    """h11's parser with a limit of chunks in a body; more are refused like invalid HTTP."""
+    """h11's parser with a limit on the chunks of a body. A body with more chunks is refused as invalid HTTP."""
 
     _chunks = 0
 
@@ -158,7 +158,7 @@ class HttpConnection(H11Protocol):
             self._deadline = min(self._deadline or self.loop.time() + HEADER_S, self.loop.time() + HEADER_S)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer that the request is invalid; if its answer has begun already, just close the connection."""
+        """Answer with status 400; if an answer has already begun, close the connection instead."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
@@ -172,7 +172,7 @@ class HttpConnection(H11Protocol):
         self._note()
 
     def is_late(self, now: float) -> bool:
-        """Return True if a time limit is exceeded; called about once a second."""
+        """Return True if the connection exceeded a time limit. `now` is the event loop's time in seconds."""
         unsent = self.transport.get_write_buffer_size()
         if unsent < self._unsent or not self._unsent:
             self._moved = now

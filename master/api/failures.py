@@ -7,7 +7,7 @@ from tpi.errors import BusyError, NodeError, TpiError, UsageError
 
 
 class RequestError(UsageError):
-    """A request that cannot be answered. `field` is the field at fault, `code` a word for programs."""
+    """The error of a request that cannot be answered. `field` is the field at fault, `code` a machine-readable word."""
 
     def __init__(self, message: str, field: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ CLIENT_GONE = 499  # nginx's status; it appears only in the log
 def failure_of(error: TpiError, retry_after: int = RETRY_S) -> ApiFailure:
     """Return the failure that a client gets for `error`.
 
-    The message of an error that is not about the request may name paths and flags of this machine. It goes only to the
+    A message that is not about the request may name paths and flags of this machine, so it goes only to the
     log.
     """
     if isinstance(error, RequestError):
@@ -59,7 +59,7 @@ def failure_of(error: TpiError, retry_after: int = RETRY_S) -> ApiFailure:
 
 
 def public(error: TpiError) -> str:
-    """Return a message for clients, without paths of this machine and flags of commands."""
+    """Return a message for clients about `error`, without paths of this machine or flags of commands."""
     if isinstance(error, (RequestError, BusyError)):
         return str(error)
     if isinstance(error, NodeError):
@@ -70,7 +70,7 @@ def public(error: TpiError) -> str:
 
 
 def refusal(status: int, message: str, field: str | None = None, code: str | None = None) -> ApiFailure:
-    """Return a failure that is the client's fault."""
+    """Return the failure for a request that is itself at fault."""
     return ApiFailure(status, _KINDS.get(status, "invalid_request_error"), message, field, code)
 
 

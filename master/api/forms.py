@@ -42,7 +42,7 @@ class FormPart(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_unused(cls, data: Any) -> Any:
-        """Remove the fields that change nothing; unknown fields among the rest are refused afterwards."""
+        """Return `data` without the fields that change nothing. Pydantic then refuses the unknown fields."""
         if not isinstance(data, dict):
             return data
         return {name: value for name, value in data.items() if not cls._is_unused(name, value)}
@@ -50,12 +50,12 @@ class FormPart(BaseModel):
     @classmethod
     @cache
     def fields(cls) -> frozenset[str]:
-        """Return the names of the fields that are used."""
+        """Return the names of the fields that this form reads, with their aliases."""
         return frozenset(field.alias or name for name, field in cls.model_fields.items())
 
     @classmethod
     def _is_unused(cls, name: str, value: Any) -> bool:
-        """Return True if a field changes nothing. Null in a field that is used and optional means no field."""
+        """Return True if the field `name` with `value` changes nothing. Null in an optional field counts as absent."""
         if name in cls.fields():
             return value is None and name not in cls._required()
         return value is None or name in cls.harmless or value in cls.neutral.get(name, ())
@@ -74,7 +74,7 @@ class Body(FormPart):
     def _is_text(cls, data: Any) -> Any:
         """Refuse lone surrogates, numbers that are not finite, and values that are nested too deep.
 
-        A field with too many entries is refused by their number, because checking each would take too long.
+        A list or object with too many entries is refused before its entries are checked, which would take too long.
         """
         for name, field in cls.model_fields.items() if isinstance(data, dict) else ():
             value, most = data.get(field.alias or name), _most_entries(field)
@@ -108,12 +108,15 @@ def check_values(value: Any, field: str) -> None:
 
 
 def may_have_more_values(text: str, most: int) -> bool:
-    """Return False if JSON surely has at most `most` values. Separators are counted, even those inside strings."""
+    """Return False if JSON text surely has at most `most` values. All separators count, even those inside strings."""
     return sum(map(text.count, _OPENING)) > most
 
 
 def has_more_values(text: str, most: int) -> bool:
-    """Return True if JSON has more than `most` values, without parsing it, which would hold up all other clients."""
+    """Return True if JSON text has more than `most` values.
+
+    It is not parsed, because that would delay all other clients.
+    """
     if not may_have_more_values(text, most):
         return False
     structure = _STRINGS.sub("", text)
@@ -123,7 +126,7 @@ def has_more_values(text: str, most: int) -> bool:
 def call_arguments(text: str | None, field: str) -> dict[str, Any] | str:
     """Return the arguments of a call in a history as an object; text that is not a JSON object stays text.
 
-    A model that was cut off leaves such text, and its conversation must remain usable.
+    An answer that was cut off can leave incomplete JSON, and its conversation must remain usable.
 
     Raises:
         RequestError: about `field`, if there are more than MOST_INNER values, or for the reasons of `check_values`.
@@ -143,7 +146,7 @@ def call_arguments(text: str | None, field: str) -> dict[str, Any] | str:
 
 
 def problem_of(value: Any) -> str | None:
-    """Return why later stages cannot handle `value` or a field name in it; None if they can."""
+    """Return the reason, as text, why templates or JSON cannot carry `value` or a key in it; None if they can."""
     stack, seen = [(value, 0)], 0
     while stack:
         one, depth = stack.pop()
@@ -177,9 +180,9 @@ def refuse(errors: Sequence[Any], body: Any) -> RequestError:
 
 
 def _truest(errors: Sequence[dict[str, Any]], body: Any, start: int) -> dict[str, Any]:
-    """Return the most relevant error. For a union, that is an error of the branch that fits the value best.
+    """Return the most relevant error. For a union, choose an error of the branch that fits the value best.
 
-    `start` is the number of parts of the locations that have been examined.
+    `start` is the number of leading location parts that earlier calls examined.
     """
     first = errors[0]
     at = _branch(first["loc"], body, start)
@@ -199,7 +202,7 @@ def _truest(errors: Sequence[dict[str, Any]], body: Any, start: int) -> dict[str
 
 
 def _misfit(errors: Sequence[Mapping[str, Any]], depth: int) -> tuple[int, ...]:
-    """Return how badly a value fits a union branch with these errors, at `depth` in the body; less is better."""
+    """Return a sort key for a union branch with `errors` at `depth` in the body. The lowest key fits the value best."""
     other = _is_mismatch(errors[0]) and len(errors[0]["loc"]) == depth
     first = errors[0]["loc"]
     reached = [part for part in first if isinstance(part, int)]
@@ -213,7 +216,7 @@ def _is_mismatch(error: Mapping[str, Any]) -> bool:
 
 
 def _branch(location: Sequence[str | int], body: Any, start: int) -> int | None:
-    """Return the index of the first part, from `start`, that is not in the body: a union's branch."""
+    """Return the index, from `start` on, of the location part that names a union's branch and so is not in the body."""
     here = body
     for index, part in enumerate(location):
         found = _below(here, part)
@@ -225,7 +228,7 @@ def _branch(location: Sequence[str | int], body: Any, start: int) -> int | None:
 
 
 def _below(here: Any, part: str | int) -> tuple[Any] | None:
-    """Return a tuple with the one value of `here` at the key or index `part`; None if it has none."""
+    """Return `(value,)` for the value of `here` at the key or index `part`; None if there is none."""
     if isinstance(here, dict) and part in here:
         return (here[part],)
     return (here[part],) if isinstance(here, list) and isinstance(part, int) and part < len(here) else None

@@ -24,14 +24,14 @@ OPEN_PATHS = frozenset({"/health"})
 _NAMES = ("localhost",)
 _HOST = re.compile(
     r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[^\s:%\[\]@/]+))(?::[0-9]{1,5})?"
-)  # as in RFC 3986, without zones and user names
+)  # a Host header as in RFC 3986, without zones and user names
 
 log = logging.getLogger("tpi.serve")
 
 
 @dataclass(frozen=True)
 class Access:
-    """The keys, if any is required, and this machine's names in addition to its addresses and localhost.
+    """The access rules: the valid API keys (empty: no key is required), and the host names accepted besides localhost.
 
     `share_prefixes`: all clients share cached prefixes.
     """
@@ -45,7 +45,7 @@ class Guard:
     """ASGI middleware that checks key, Host, Content-Type and body, and gives each request a number for the log."""
 
     def __init__(self, app: ASGIApp, access: Access, limits: ServeLimits, is_open: Callable[[str], bool]) -> None:
-        """Create the middleware; `is_open` tells if a path may be read without a key."""
+        """Create the middleware. `is_open(path)` returns True for a path that needs no key."""
         self._app, self._access, self._limits, self._open = app, access, limits, is_open
         self._room = BodyMemory(limits.bodies_bytes)
 
@@ -108,7 +108,7 @@ class Guard:
         return parts["name"] is not None and (parts["name"] in _NAMES or parts["name"] in self._access.hosts)
 
     def _key_of(self, headers: Headers) -> str:
-        """Return the key of a request. If its two headers have different keys, return a valid one."""
+        """Return the key of a request, or "". If both headers have a key, prefer the valid one."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         both = (bearer.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "").strip())
         given = [one for one in both if one] or [""]
@@ -122,7 +122,7 @@ class Guard:
 
 
 class _Logged:
-    """One request with its number, which is in a response header and in its lines of the log."""
+    """One request with its number, which is sent in a response header and starts its lines in the log."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope, self._send = scope, send

@@ -39,13 +39,13 @@ class Listening:
 
     @property
     def url(self) -> str:
-        """The first of `urls`."""
+        """The URL nearest to this machine, the first of `urls`."""
         return self.urls()[0]
 
     def urls(self) -> list[str]:
         """Return a URL for each address at which the server answers, the nearest to this machine first.
 
-        For a host of all addresses these are loopback and the addresses of the interfaces that are up. IPv6
+        If the host stands for all addresses, return loopback and the addresses of the interfaces that are up. IPv6
         link-local addresses are left out, because browsers cannot open them. A name stays a name.
         """
         own = [_address(one.getsockname()[0]) for one in self.sockets]
@@ -64,12 +64,12 @@ def listen(host: str, port: int) -> Listening:
     brackets, as in a URL.
 
     Raises:
-        UsageError: if the server cannot listen there.
+        UsageError: if the server cannot listen at `host` and `port`.
     """
     _allow_files()
     try:
         return Listening(_bare(host), _sockets(_bare(host), port))
-    except UnicodeError:  # Python's error about labels that are empty or too long
+    except UnicodeError:  # raised for a label that is empty or too long
         raise UsageError(f"--host {host!r} is not a name or an address; give one of this machine") from None
     except OSError as error:
         said = (error.strerror or str(error)).partition(" (while")[0]  # Python adds the address
@@ -77,7 +77,7 @@ def listen(host: str, port: int) -> Listening:
 
 
 def is_own(host: str) -> bool:
-    """Return True if only this machine reaches `host`."""
+    """Return True if only this machine can connect to `host`."""
     with suppress(ValueError):
         return ip_address(_bare(host)).is_loopback
     return host == "localhost"
@@ -99,7 +99,7 @@ def _sockets(host: str, port: int, tries: int = _TRIES) -> list[socket.socket]:
 
 
 def _bound(addresses: Sequence[tuple[int, str, int]], port: int) -> list[socket.socket]:
-    """Bind a socket to each address. For port 0, all get the port that the first one was given.
+    """Bind a socket to each address. For port 0, all sockets get the port that the system gave the first one.
 
     Addresses that this machine lacks are skipped if others work.
     """
@@ -156,7 +156,7 @@ def _machine_addresses() -> list[IPv4Address | IPv6Address]:
 
 
 def _address(text: str) -> IPv4Address | IPv6Address:
-    """Parse an address without its scope, which only this machine can use."""
+    """Parse an IP address and drop its scope (`%eth0`), which has a meaning only on this machine."""
     return ip_address(text.partition("%")[0])
 
 
@@ -165,7 +165,7 @@ def _url(host: str, port: int) -> str:
 
 
 def _allow_files() -> None:
-    """Raise the limit of open connections to what the system allows."""
+    """Raise this process's limit of open files to the maximum that the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 65536)), hard))

@@ -40,7 +40,7 @@ class ServerMetrics:
 
     @property
     def text(self) -> bytes:
-        """All metrics in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
     def first_token(self, seconds: float) -> None:
@@ -68,7 +68,7 @@ class ServerMetrics:
     def retry_after(self, engine: EngineThread) -> int:
         """Return the seconds after which a refused client should try again, at most 60.
 
-        In that time about a tenth of the open requests end.
+        About a tenth of the open requests end in this time.
         """
         return min(_MOST_RETRY_S, max(1, math.ceil(self._mean_s * engine.open / engine.engine.admission.most / 10)))
 
@@ -82,7 +82,7 @@ class ServerMetrics:
 
 
 class _Gauges(Collector):
-    """Gauges of the present state, read when the metrics are requested."""
+    """Collector of gauges, whose values are read from the engine when the metrics are requested."""
 
     def __init__(self, engine: EngineThread, model: str) -> None:
         self._engine, self._model = engine, model

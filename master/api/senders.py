@@ -15,7 +15,7 @@ class Sender:
     """One client of the server.
 
     Attributes:
-        name: the unit of fair sharing: a key if there are several, else an address (IPv6: its /64).
+        name: the unit of fair sharing: the API key if the server has several, else the address (IPv6: its /64 network).
         owner: a digest of the key and the whole address; only the owner finds its stored responses.
         salt: requests find only cached prefixes with the same salt; empty if all clients share them.
     """
@@ -32,7 +32,7 @@ class Sender:
 def sender_of(address: str, key: str, keys: Sequence[str], share: bool) -> Sender:
     """Return the sender with `key` at `address`, on a server with `keys`. With `share`, all senders have an empty salt.
 
-    If there is at most one key, it does not distinguish clients, so the address does.
+    With at most one key, clients are told apart by address.
     """
     if len(keys) > 1:
         name, owner = f"key {keys.index(key)}" if key in keys else "", _digest([key])

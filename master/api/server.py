@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 from master.api.connections import KEEP_ALIVE_S, Connections, most_connections
 from master.generation.thread import EngineThread
 
-GRACE_S = 10.0  # for answers in progress at shutdown
-_LINGER_S = 5  # for the last bytes of answers that were cut off
+GRACE_S = 10.0  # seconds for answers in progress at shutdown
+_LINGER_S = 5  # seconds for the last bytes of answers that were cut off
 _TICKS = 10  # per second, of uvicorn's main loop
 
 
@@ -47,7 +47,7 @@ class ApiServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals like uvicorn, but do not raise them again afterwards: the command ends by itself."""
+        """Handle signals like uvicorn, but do not raise them again at the end, because the command ends by itself."""
 
         def leave(number: int, frame: FrameType | None) -> None:
             self.handle_exit(number, frame)

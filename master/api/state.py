@@ -16,7 +16,7 @@ from master.generation.client import Client
 
 @dataclass(frozen=True)
 class ServeLimits:
-    """Limits for clients, in bytes, seconds and requests."""
+    """Limits for clients. The suffix of a name is its unit; `waiting` is a number of requests."""
 
     body_bytes: int = 4 << 20
     bodies_bytes: int = 32 << 20  # of all bodies being read, without the first `small_body_bytes` of each
@@ -39,14 +39,14 @@ class ApiState:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def named(self, name: str | None) -> str:
-        """Return the model's name for the answer; raise RequestError if the client wants another model."""
+        """Return the model name for the answer, by default the first; raise RequestError if `name` is another model."""
         if name is not None and name not in self.models:
             said = f"there is no model {name[:100]!r}; this server has {' and '.join(map(repr, self.models))}"
             raise RequestError(said, "model", "model_not_found", 404)
         return self.models[0] if name is None else name
 
     def client(self, request: Request, *salts: str | None) -> Client:
-        """Return the client for the engine; requests with other `salts` do not share its cached prefixes."""
+        """Return the engine's client for a request. Only requests with the same `salts` share cached prefixes."""
         found = sender(request)
         return Client(found.name, found.salted(salts))
 

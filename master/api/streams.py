@@ -20,7 +20,7 @@ T = TypeVar("T")
 _SLOW_S = 30.0  # seconds after which a client that reads nothing is disconnected
 _PULSE_S = 10.0  # seconds without an event, after which a comment tells proxies that the stream is alive
 _AGAIN_S = 0.1
-_AHEAD = 16  # limit of events of several answers in one queue; the others stay in `Backlog`, which counts them
+_AHEAD = 16  # limit of events in the queue that merges several answers; further events stay in their `Backlog`
 PULSE = ": alive\n\n"
 
 
@@ -92,7 +92,7 @@ async def guarded(
     deadline: Deadline,
     failed: Callable[[ApiFailure], Sequence[str]],
 ) -> AsyncIterator[str]:
-    """Yield `events`, and a comment if none comes for a while. An error, or the deadline, becomes a last event."""
+    """Yield `events`, with a comment after each 10 s without event. An error or missed deadline is the last event."""
     source = aiter(events)
     following: asyncio.Task[str] | None = None
     try:
@@ -119,7 +119,7 @@ async def guarded(
 
 
 async def merged(answers: Sequence[PendingAnswer]) -> AsyncIterator[tuple[int, Event]]:
-    """Yield the events of several answers as they come, each with the answer's index."""
+    """Yield the events of several answers in order of arrival, each with the answer's index."""
     if len(answers) == 1:
         async for event in answers[0]:
             yield 0, event
@@ -169,7 +169,7 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T], d
 
 
 async def collected(answers: Sequence[PendingAnswer]) -> list[list[Event]]:
-    """Return all events of each answer; cancel all answers if one fails or this is cancelled."""
+    """Return all events of each answer. Cancel all answers if one fails or this coroutine is cancelled."""
     try:
         return list(await asyncio.gather(*(_all(answer) for answer in answers)))
     finally:

@@ -16,8 +16,8 @@ from master.api.forms import FormPart
 
 HEADER = "X-TPI-Left-Out-Tools"
 FIELDS_HEADER = "X-TPI-Left-Out-Fields"
-FUNCTION, OTHER = "function-tool", "other-tool"  # tags of the two branches of a tool union
-_MOST_LOGGED = 64  # types, because a client can invent any number
+FUNCTION, OTHER = "function-tool", "other-tool"  # pydantic's tags for the two branches of a union of tools
+_MOST_LOGGED = 64  # limit of logged types, because a client can invent any number of them
 
 log = logging.getLogger("tpi.serve")
 
@@ -67,7 +67,7 @@ class UnsupportedToolReports:
         self._logged: set[str] = set()
 
     def headers(self, use: ToolOptions) -> dict[str, str]:
-        """Return the response headers for a request with these tools; log types of tools when they are new."""
+        """Return the response headers that name the left-out tools of a request. Log each type only once."""
         if not use.left_out:
             return {}
         for kind in use.left_out:

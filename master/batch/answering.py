@@ -1,4 +1,4 @@
-"""Answering of a batch: unanswered lines are read in windows, ordered by length, and kept queued for the engine."""
+"""Answering of a batch: unanswered lines are read in windows, sorted by length, and queued for the engine."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -18,8 +18,8 @@ from tpi.errors import UsageError
 from tpi.kernels.spec import PAGE_TOKENS
 from tpi.progress import Progress
 
-_WINDOW = 4  # lines that are ordered together, as a multiple of the lines that run at once
-_AHEAD = 2  # lines with their prompts ready, for each line that runs
+_WINDOW = 4  # lines that are sorted together, as a multiple of the lines that run at once
+_AHEAD = 2  # queued lines with prepared prompts, for each line that runs
 
 
 @dataclass
@@ -75,7 +75,7 @@ class BatchAnswering:
         await _all_or_none([self._feed(ready), *(self._take(ready) for _ in range(self._at_once))])
 
     async def _feed(self, ready: "asyncio.Queue[ReadyLine | None]") -> None:
-        """Put prepared lines into `ready`, window by window, each window in the order of request batching."""
+        """Put prepared lines into the queue `ready`, window by window, in the order of `in_order`."""
         left = (line for line in self._source.lines if line.id not in self._results.answered)
         while window := list(islice(left, _WINDOW * self._at_once)):
             lines = [line async for line in self._prepared(window)]
@@ -93,7 +93,7 @@ class BatchAnswering:
                     self._refuse(line, error)
 
     def _request(self, line: BatchLine) -> BatchRequest | None:
-        """Return a line's request. If the line is not a request, write that as its answer and return None."""
+        """Return a line's request. If it is not a valid request, write the error as its answer and return None."""
         try:
             return parsed(self._source.read(line))
         except RequestError as error:
@@ -102,7 +102,7 @@ class BatchAnswering:
             return None
 
     async def _take(self, ready: "asyncio.Queue[ReadyLine | None]") -> None:
-        """Answer lines one after the other.
+        """Answer the lines of the queue `ready` one after the other, until it ends.
 
         Several of these tasks run at once, and the engine batches their requests.
         """
@@ -144,7 +144,10 @@ def _response(line: BatchLine, status: int, body: dict[str, Any]) -> dict[str, A
 
 
 async def _all_or_none(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Wait until all of `work` is done. If one task fails, or this one is cancelled, cancel the rest and await it."""
+    """Wait until all of `work` is done.
+
+    If one task fails or this coroutine is cancelled, cancel and await the other tasks.
+    """
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         await asyncio.gather(*tasks)

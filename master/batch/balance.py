@@ -1,6 +1,7 @@
 """Request batching: micro-batches of about equal numbers of prompt tokens, without padding.
 
-MoE-Lightning (Cao et al., ASPLOS 2025), algorithm 2. This module computes with lengths only.
+MoE-Lightning (Cao et al., ASPLOS 2025), algorithm 2. The functions compute with lengths only, without the text of
+requests.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a request: those of its prompt, and the limit of its answer."""
+    """The number of prompt tokens of a request, and the maximum number of its answer's tokens."""
 
     prompt: int
     answer: int
@@ -21,10 +22,10 @@ class Lengths:
 
 
 def micro_batches(requests: Sequence[Lengths], most: int, room: int) -> tuple[list[list[int]], list[int]]:
-    """Divide requests into micro-batches; return these in the order of their start, and the requests that do not fit.
+    """Return micro-batches of requests, in the order of their start, and the requests that do not fit.
 
     Requests are given by their indices. The longest prompt goes first, into the micro-batch with the fewest prompt
-    tokens. A micro-batch is closed when it has `most` requests. A request that would bring a micro-batch over `room`
+    tokens. A micro-batch is closed when it has `most` requests. A request with which a micro-batch would exceed `room`
     tokens (prompts plus answers) waits for the next batch.
 
     Unlike in the paper, answers may differ in length, and micro-batches that are not full are used.
@@ -48,8 +49,8 @@ def micro_batches(requests: Sequence[Lengths], most: int, room: int) -> tuple[li
 def in_order(requests: Sequence[Lengths], most: int, room: int) -> list[int]:
     """Return the indices of all requests in the order in which they should begin.
 
-    They are sorted by batch and micro-batch. A request that does not fit even alone is included: the engine refuses it
-    with a reason.
+    Requests are sorted by batch and micro-batch. A request that does not fit even alone is included: the engine refuses
+    it with a reason.
     """
     left, order = list(range(len(requests))), list[int]()
     while left:

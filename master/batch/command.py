@@ -38,7 +38,7 @@ _MOST = 4096  # limit of requests at once
 @click.option(
     "--parallel",
     type=click.IntRange(1, _MOST),
-    help="Most requests at once, if memory allows (default: 64; on an accelerator, as many as are fastest).",
+    help="Limit of requests at once, if memory allows (default: 64; on an accelerator, the fastest number).",
 )
 @click.option(
     "--retry", is_flag=True, help="Remove the lines of OUT.jsonl that have an error, and send these requests again."
@@ -61,7 +61,8 @@ def batch(
     request that cannot be answered gets a line with the reason. To continue after an interruption, run the same command
     again.
 
-    The exit status is 1 if requests have an error and none is left to answer, or if some have an error after --retry.
+    The exit status is 1 if all requests were answered before and some have an error, or if some have an error after
+    --retry.
     """
     from master.batch.results import BatchResults  # the imports that only this command needs
     from master.batch.source import BatchSource
@@ -86,7 +87,7 @@ def batch(
 
 @contextmanager
 def _saying_how_far(asked: "BatchSource", results: "BatchResults", warn: Callable[[str], None]) -> Iterator[None]:
-    """Call `warn` with the number of answers that are already stored, if the block ends early."""
+    """Call `warn` with the number of answers that are already stored, if the `with` block raises."""
     try:
         yield
     except BaseException:

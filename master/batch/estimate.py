@@ -9,11 +9,11 @@ from tpi.net.fields import UsualRequest
 
 _CHARACTERS = 4  # approximate characters of a token, in most languages' vocabularies
 _ANSWERS = {URLS[0]: 256, URLS[1]: 16}  # tokens, for lines without a limit; 16 is OpenAI's default for completions
-_LOOKED_AT = 1000  # lines
+_LOOKED_AT = 1000  # number of lines that are read
 
 
 def usual_request(source: BatchSource) -> UsualRequest | None:
-    """Return the mean lengths over the first thousand lines; None if none of them is a request."""
+    """Return the mean lengths over the first thousand lines; None if no line is a request."""
     found = [one for one in map(_length, map(source.read, islice(source.lines, _LOOKED_AT))) if one is not None]
     if not found:
         return None

@@ -27,7 +27,7 @@ _SENDER = Sender("batch", b"", b"")  # all lines have the same sender, so they b
 
 @dataclass(frozen=True)
 class ReadyLine:
-    """A line with its prompts, each of which may have several answers."""
+    """A line with its prepared prompts. Each prompt may have several answers."""
 
     line: BatchLine
     form: ChatForm | CompletionForm
@@ -35,12 +35,12 @@ class ReadyLine:
 
     @property
     def lengths(self) -> Lengths:
-        """Tokens of all prompts, and most tokens of all answers."""
+        """The number of tokens of all prompts, and the maximum number of all answers together."""
         prompt = sum(len(ready.tokens) for _, ready in self.prompts)
         return Lengths(prompt, sum(ready.limit * ask.options.count for ask, ready in self.prompts))
 
     async def answer(self, service: Service, model: str) -> dict[str, Any]:
-        """Generate the answers and return OpenAI's object. It has the model's name from the line, or else `model`.
+        """Generate the answers and return OpenAI's object. The object has the line's model name, or else `model`.
 
         Raises:
             UsageError: if the request cannot be answered.
@@ -68,12 +68,12 @@ async def made_ready(line: BatchLine, request: BatchRequest, service: Service, n
     """Prepare a line's request for the engine; `names` are all names of the model.
 
     Raises:
-        RequestError: if it cannot be answered; the message names the field.
+        RequestError: if the request cannot be answered; the message names the field.
     """
     form = _form(request)
     if form.model is not None and form.model not in names:
         known = " or ".join(map(repr, names))
-        said = f"the model is called {known}, not {form.model!r:.100}; give it that name with --alias"
+        said = f"the model is called {known}, not {form.model!r:.100}; add that name with --alias"
         raise RequestError(said, "model", "model_not_found", 404)
     client = Client(_SENDER.name, _SENDER.salted(form.salts()))
     asks = [form.ask(client)] if isinstance(form, ChatForm) else form.asks(client)

@@ -33,8 +33,8 @@ class BatchResults:
     ) -> None:
         """Open or create `path`, and remove an incomplete last line. `names` are all names of the model.
 
-        `warn` is called if the last line was incomplete; its request is answered again. With `retry`, lines with an
-        error are removed, so that their requests are answered again. That includes requests changed since then.
+        If the last line was incomplete, `warn` is called, and its request is answered again. With `retry`, lines with
+        an error are removed, so that their requests are answered again. That includes requests changed since then.
 
         Raises:
             UsageError: if the file cannot be written, another process writes to it, or a line is not an answer of this
@@ -72,7 +72,7 @@ class BatchResults:
         """Append the answer to a line and flush it to disk.
 
         Raises:
-            OSError: if it cannot be written. An incomplete line may remain, which the next run removes.
+            OSError: if the line cannot be written. An incomplete line may remain, which the next run removes.
         """
         said = {"id": line.id, "custom_id": line.custom_id} | fields
         rest = json.dumps(said, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
@@ -103,7 +103,7 @@ class BatchResults:
     def _lock(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(self._file.fileno()).st_ino == self.path.stat().st_ino:  # it was not replaced meanwhile
+            if os.fstat(self._file.fileno()).st_ino == self.path.stat().st_ino:  # the path still names the opened file
                 return
         except BlockingIOError:
             pass
@@ -112,7 +112,7 @@ class BatchResults:
         raise UsageError(f"another tpi batch writes to {self.path}; wait for it, or give another -o")
 
     def _read(self) -> int:
-        """Read which lines are answered; return the offset at which the last whole line ends."""
+        """Read the ids of the answered lines; return the offset in bytes at which the last whole line ends."""
         end = 0
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -132,7 +132,7 @@ class BatchResults:
         if not isinstance(name, str):
             raise self._foreign(f"its line {number} is not an answer")
         if name not in self._lines and not (failed and self._retry):
-            other = f"its line {number} answers {custom_id!r:.80}, but no line of the input has exactly that request"
+            other = f"its line {number} answers {custom_id!r:.80}, but the input has no line with exactly that request"
             raise self._foreign(f"{other}; it is an error, which --retry removes" if failed else other)
         if name in self.answered:
             raise self._foreign(f"its line {number} answers {custom_id!r:.80} a second time")
@@ -163,7 +163,7 @@ class BatchResults:
         self._keep_name()
 
     def _keep_name(self) -> None:
-        """Write the directory to disk, so that the file's name survives a power failure."""
+        """Flush the file's directory to disk, so that the file's name survives a power failure."""
         folder = os.open(self.path.resolve().parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -212,7 +212,7 @@ def _is_error(said: dict[str, Any]) -> bool:
 
 
 def _model_of(said: dict[str, Any]) -> str | None:
-    """Return the name of the model that an answer contains; None if it has none."""
+    """Return the model name in an answer; None if there is none."""
     body = (said["response"] or {}).get("body", {})
     model = body.get("model")
     return model if isinstance(model, str) else None

@@ -45,11 +45,11 @@ class BatchSource:
         """Read the file's lines.
 
         Raises:
-            UsageError: if it cannot be read, has no line, or two of its lines have the same custom_id.
+            UsageError: if the file cannot be read or has no line, or two of its lines have the same custom_id.
         """
         self.path = path
         if path.exists() and not path.is_file():  # it is read more than once
-            raise UsageError(f"{path} is not a regular file; write the batch lines to one, and name it")
+            raise UsageError(f"{path} is not a regular file; write the batch lines to a regular file, and name it")
         try:
             self.lines = list(_lines(path))
         except OSError as error:
@@ -81,11 +81,11 @@ def parsed(raw: bytes) -> BatchRequest:
     """Return the request of a line.
 
     Raises:
-        RequestError: if it is not a batch line of OpenAI's form, or asks for something unsupported.
+        RequestError: if the line is not of OpenAI's batch form, or asks for something unsupported.
     """
     fields = _object(raw)
     if not isinstance(fields.get("custom_id"), str):
-        raise RequestError("custom_id is missing or not a string; give each line one", "custom_id", "invalid_value")
+        raise RequestError("custom_id is missing or not a string; add one to each line", "custom_id", "invalid_value")
     if fields.get("method", "POST") != "POST":
         raise RequestError(f"method must be POST, not {fields['method']!r:.40}", "method", "invalid_value")
     if fields.get("url") not in URLS:

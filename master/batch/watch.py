@@ -12,16 +12,17 @@ _EVERY_S = 30.0
 
 
 class BatchLines:
-    """A `tpi.progress.Progress` for logs: lines answered, lines per minute, and the time left."""
+    """A `tpi.progress.Progress` that writes log lines: answered lines, lines per minute, and the time left."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = monotonic) -> None:
         """Create a reporter that passes its lines to `say`; `clock` returns seconds."""
         self._say, self._clock = say, clock
-        self._began: tuple[float, int] | None = None  # when, and with how many answered
+        # time of the first report in seconds, and the number of lines answered by then
+        self._began: tuple[float, int] | None = None
         self._said = 0.0
 
     def __call__(self, done: int, total: int) -> None:
-        """Report that `done` of `total` lines are answered, if the last report was 30 seconds ago."""
+        """Report that `done` of `total` lines are answered, at most once in 30 seconds."""
         now = self._clock()
         if self._began is None:
             self._began, self._said = (now, done), now
@@ -35,7 +36,7 @@ class BatchLines:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration for people: in seconds, minutes or hours."""
+    """Return a duration, given in seconds, as text in seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -43,7 +44,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def watching(title: str, quiet: bool) -> Iterator[Progress]:
-    """Show progress with the time left on stderr, unless `quiet`."""
+    """Yield a function that shows progress and the time left on stderr; it shows nothing if `quiet`."""
     if quiet:
         yield silent
     elif sys.stderr.isatty():

@@ -18,10 +18,10 @@ from tpi.text import SENTENCE_CHARACTERS, plain
 
 _TIMEOUT_S = 630.0  # a little more than the usual time limits of servers
 _CONNECT_S = 10.0
-_MEET_S = 30.0  # for the list of models, which needs no computation
+_MEET_S = 30.0  # seconds to wait for the list of models, which needs no computation
 _UNKNOWN_CONTEXT = 1 << 24
 _DATA, _DONE = b"data: ", b"data: [DONE]"
-_MOST_BYTES = 4 << 20  # of an answer that is not a stream
+_MOST_BYTES = 4 << 20  # limit of an answer that is not a stream
 _WRONG = (
     ValueError,
     TypeError,
@@ -31,7 +31,7 @@ _WRONG = (
 
 
 class ChatServer:
-    """A server to send requests to; each call opens a connection of its own."""
+    """A server that answers chat requests; each call opens a connection of its own."""
 
     def __init__(self, url: str, key: str | None) -> None:
         """Store the address and the key, without connecting.
@@ -59,7 +59,7 @@ class ChatServer:
         The chunks end soon after `stopped` returns True, even if the server sends nothing.
 
         Raises:
-            NodeLost: if the server cannot be reached, or is gone.
+            NodeLost: if the server cannot be reached, or closes the connection.
             NodeError: if the server fails, or its answer is not of OpenAI's form.
             UsageError: if the server refuses the request; its `code` is the server's.
         """
@@ -103,7 +103,7 @@ class ChatServer:
         try:
             connection.connect()
         except (OSError, UnicodeError) as error:  # UnicodeError: a name with empty labels
-            said = f"no server answers at {self.name} ({error}); start one with: tpi serve -m MODEL"
+            said = f"no server answers at {self.name} ({error}); start a server with: tpi serve -m MODEL"
             raise NodeLost(self.name, said) from error
         if isinstance(connection.sock, socket.socket):
             connection.sock.settimeout(patience_s)
@@ -148,13 +148,13 @@ class ChatServer:
 
 
 def _ends(chunk: dict[str, Any]) -> bool:
-    """Return True if a chunk has a reason for the end of the answer. The chunk may be of any form."""
+    """Return True if a chunk has a `finish_reason`. The chunk may be any JSON value."""
     choices = chunk.get("choices")
     return isinstance(choices, list) and any(isinstance(one, dict) and one.get("finish_reason") for one in choices)
 
 
 def _hang_up(connection: socket.socket) -> None:
-    """End a connection, and a read that waits for it."""
+    """Shut the connection down, so that a thread that reads from it returns."""
     with suppress(OSError):  # it has already ended
         connection.shutdown(socket.SHUT_RDWR)
 

@@ -39,7 +39,7 @@ KEY_VARIABLE = "TPI_API_KEY"
     "-n",
     "tokens",
     type=click.IntRange(min=1),
-    help="Most tokens of an answer (default: as many as the context has room for).",
+    help="Maximum number of tokens of an answer (default: the rest of the context).",
 )
 @click.option("--system", metavar="TEXT", help="System message to begin with.")
 @click.option(
@@ -61,7 +61,7 @@ def chat(
 ) -> None:
     """Talk to a model; the keys and values of earlier turns are reused.
 
-    Ctrl-C stops an answer, /continue continues it, Ctrl-D or /bye leaves, /help lists commands. When the context is
+    Ctrl-C stops an answer, /continue resumes it, Ctrl-D or /bye leaves, /help lists commands. When the context is
     full, the oldest turns are dropped. Lines from a pipe are answered one by one.
     """
     sampling = take_sampling(flags)
@@ -73,10 +73,10 @@ def chat(
         _talk_to_server(server, sampling, tokens, conversation, cache, history, markdown, quiet)
         return
     if flags["model"] is None:
-        raise UsageError("say which model with -m MODEL, or which server with --url URL")
+        raise UsageError("no model is given; name a model with -m MODEL, or a server with --url URL")
     placement = RunOptions.from_flags(flags)
     with exit_on_termination():
-        # imports made here count as memory of the bare process
+        # imports made before the session count as memory of the bare process
         reader, screen = open_reader(placement.cache / HISTORY if history else None), open_screen(markdown)
         with _typing_kept(reader), Session(placement) as session, session.answering() as engine:
             if session.tokenizer.chat_template is None:
@@ -97,7 +97,7 @@ def _refuse_idle(served: bool, api_key: str | None, flags: Mapping[str, Any]) ->
     """
     if not served:
         if api_key is not None:
-            raise UsageError("--api-key has no effect without --url; add --url URL, or leave it out")
+            raise UsageError("--api-key has no effect without --url; add --url URL, or leave --api-key out")
         return
     context = click.get_current_context()
     for option in context.command.params:
@@ -128,13 +128,13 @@ def _talk_to_server(
 
 
 def _typing_kept(reader: Reader) -> AbstractContextManager[None]:
-    """Keep what is typed during startup for the first prompt, if the prompt reads single keys."""
+    """Turn off the terminal's line mode during startup, so that early typing appears in the first prompt."""
     return nullcontext() if isinstance(reader, PlainReader) else echo_disabled()
 
 
 @contextmanager
 def _traced(session: Session) -> Iterator[None]:
-    """Write the timeline at the end, also when Ctrl-C ends the chat."""
+    """Write the session's timeline at the end of the block, even if Ctrl-C ended the chat."""
     try:
         yield
     except KeyboardInterrupt:

@@ -28,7 +28,7 @@ def run_command(line: str, talk: ChatBackend, say: Say) -> None:
     """Execute a command line. The chat's loop itself handles `/bye`, `/continue` and `/regenerate`.
 
     Raises:
-        UsageError: if there is no such command, or it fails.
+        UsageError: if the command does not exist or fails.
     """
     name, _, argument = line.partition(" ")
     command = COMMANDS.get(name)
@@ -58,7 +58,7 @@ def _reset(talk: ChatBackend, argument: str, say: Say) -> None:
 
 def _system(talk: ChatBackend, argument: str, say: Say) -> None:
     if not argument:
-        say(talk.conversation.system or "there is no system message; /system TEXT gives one")
+        say(talk.conversation.system or "there is no system message; /system TEXT sets it")
         return
     system = None if argument == CLEAR else argument
     talk.check_system(system)

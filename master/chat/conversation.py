@@ -19,7 +19,7 @@ class Turn:
     user: str
     assistant: str
     used: int = field(default=0, compare=False)  # tokens of the context in use after the turn; 0 if not known
-    tokens: tuple[int, ...] = field(default=(), compare=False)  # of the answer; empty if not known
+    tokens: tuple[int, ...] = field(default=(), compare=False)  # token ids of the answer; empty if not known
     shown: str = field(default="", compare=False)  # the answer as shown, with its reasoning
     ended: bool = field(default=False, compare=False)  # the model ended the answer itself; False if not known
 
@@ -45,14 +45,14 @@ class Conversation:
         return None if last is None or last.ended else last
 
     def messages(self, user: str, dropped: int) -> list[Message]:
-        """Return the messages for the model: the system message, the turns without the oldest `dropped`, and `user`."""
+        """Return the messages for the model: system message, turns without the oldest `dropped`, then `user`."""
         return [*self._said(self.turns[dropped:]), {"role": "user", "content": user}]
 
     def save(self, path: Path) -> None:
         """Write everything to `path`, readable by its owner only.
 
         Raises:
-            UsageError: if it cannot be written, or if the file exists and is not a saved conversation.
+            UsageError: if the file cannot be written, or exists and is not a saved conversation.
         """
         try:
             if path.exists():

@@ -15,7 +15,7 @@ from master.chat.readers import CONTINUED, PROMPT
 from master.text.prompts import checked_text
 from tpi.system.private import make_private
 
-_MOST_HISTORY = 1 << 20  # bytes; the older half is dropped when a chat begins with more
+_MOST_HISTORY = 1 << 20  # bytes of history; if a chat begins with more, the older half is dropped
 
 
 class Editor:
@@ -45,7 +45,7 @@ class Editor:
 
 
 def _size(screen: TextIO) -> Size:
-    """Return the terminal's size; 24 by 80 if it does not know its size."""
+    """Return the terminal's size; 24 rows and 80 columns if the terminal does not report a size."""
     columns, rows = os.get_terminal_size(screen.fileno())
     return Size(rows or 24, columns or 80)
 
@@ -87,7 +87,7 @@ def _history(path: Path | None) -> History:
 
 
 class _Kept(FileHistory):
-    """A history file. If its disk is full, new lines are remembered for this chat only."""
+    """A history file of prompt_toolkit. If the disk is full, new lines are stored for this chat only."""
 
     def store_string(self, string: str) -> None:
         """Append one entry to the file."""

@@ -1,4 +1,4 @@
-"""Fitting a conversation into a context: the oldest turns are dropped, the system message stays."""
+"""Fitting a conversation into a context: the oldest turns are dropped, and the system message stays."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -7,7 +7,8 @@ from master.chat.conversation import Conversation
 from master.text.tokenizer import Message
 from tpi.errors import UsageError
 
-_KEPT = 0.75  # share of the room that is filled after dropping turns, so that the next turns fit without dropping again
+# part of the available tokens that is filled after dropping turns, so that the next turns fit without dropping again
+_KEPT = 0.75
 
 
 def fit(
@@ -20,7 +21,7 @@ def fit(
 ) -> list[int]:
     """Return the token ids of the conversation followed by `user`, dropping its oldest turns if it does not fit.
 
-    The result leaves room for an answer of `answer` tokens, at most a quarter of `context`; None: a quarter. `what` is
+    The result leaves room for an answer of `answer` tokens, at most a quarter of `context` (None: a quarter). `what` is
     the subject of the error message.
 
     Raises:

@@ -44,7 +44,7 @@ class Chat:
             pass
 
     def _survives(self) -> bool:
-        """Handle one line, and report errors after which the chat can continue; return False at the end of the chat."""
+        """Handle one line and report errors after which the chat can continue. Return False at the end of the chat."""
         try:
             return self._turn()
         except UsageError as error:
@@ -117,11 +117,11 @@ class Chat:
         elif result.finish_reason == "length":
             said.append(self._cut(result))
         if not said_in(result):
-            said.append("the answer has no text, so this turn is not kept")
+            said.append("the answer has no text, so this turn is not stored")
         return f"[{', '.join(said)}]"
 
     def _cut(self, result: Answer) -> str:
-        """Return where an answer was cut, and how to continue it."""
+        """Return a text that says where the answer was cut and how to continue it."""
         full = self._talk.used >= self._talk.context
         return f"cut {'where the context ends' if full else f'at -n {result.count}'}{_GO_ON}"
 
@@ -129,7 +129,7 @@ class Chat:
         click.echo(text, err=True)
 
     def _save_what_was_said(self) -> None:
-        """Save the conversation before the chat ends because of a lost worker."""
+        """Save the conversation to the rescue file, because the chat is about to end with an error."""
         if not self._talk.conversation.turns:
             return
         try:
@@ -141,7 +141,7 @@ class Chat:
 
 
 def warn(text: str) -> None:
-    """Print a warning on stderr, quiet or not."""
+    """Print a warning on stderr, even with --quiet."""
     click.echo(f"tpi: {text}", err=True)
 
 

@@ -29,7 +29,7 @@ class LocalChatBackend(ChatBackend):
         conversation: Conversation,
         screen: Screen,
     ) -> None:
-        """Create a conversation; an answer has at most `tokens` tokens (None: as many as the context has room for)."""
+        """Create a conversation; an answer has at most `tokens` tokens (None: the rest of the context)."""
         super().__init__(conversation, session.engine.context, screen)
         self._session = session
         self._engine = engine
@@ -72,7 +72,7 @@ class LocalChatBackend(ChatBackend):
         return [*self._session.tokenizer.encode_chat(messages, self._replay.find(messages)), *said]
 
     def _tokens_of(self, begun: Turn | None) -> list[int]:
-        """Return the tokens of an answer to be continued; those of its text if the answer comes from a file."""
+        """Return the token ids of an answer to be continued; encode its text if the answer comes from a file."""
         if begun is None:
             return []
         return list(begun.tokens) or self._session.tokenizer.encode(begun.assistant, special=False)

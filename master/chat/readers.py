@@ -24,13 +24,13 @@ class Reader(Protocol):
         """Return the next message; None at the end of input.
 
         Raises:
-            KeyboardInterrupt: if the user pressed Ctrl-C meanwhile.
-            UsageError: if it is not UTF-8, or too long.
+            KeyboardInterrupt: if the user pressed Ctrl-C while this waited.
+            UsageError: if the message is not UTF-8, or too long.
         """
 
 
 class PlainReader:
-    """Reads lines of a file: a pipe, or a terminal that edits lines itself."""
+    """Reader of lines from a pipe, or from a terminal that edits lines itself."""
 
     def __init__(self, file: BinaryIO, interactive: bool) -> None:
         self.interactive = interactive
@@ -54,7 +54,7 @@ class PlainReader:
 
 
 def open_reader(history: Path | None) -> Reader:
-    """Return the best reader for this terminal or pipe; the history is in the file `history`, if given.
+    """Return the best reader for this terminal or pipe. `history` is the file of earlier lines, or None.
 
     Raises:
         UsageError: if standard input is closed.

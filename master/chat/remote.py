@@ -19,14 +19,14 @@ _REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class ServerChatBackend(ChatBackend):
-    """A conversation with a server. The server gets all turns each time; its prefix cache has the earlier ones."""
+    """A conversation with a server. Each request has all turns; the server's prefix cache has earlier ones."""
 
     lasting = True
 
     def __init__(
         self, server: ChatServer, sampling: Sampling, tokens: int | None, conversation: Conversation, screen: Screen
     ) -> None:
-        """Create a conversation; an answer has at most `tokens` tokens (None: as many as the server gives).
+        """Create a conversation; an answer has at most `tokens` tokens (None: the server's limit).
 
         Raises:
             NodeLost: if the server cannot be reached.
@@ -44,14 +44,14 @@ class ServerChatBackend(ChatBackend):
             self._fields["max_tokens"] = tokens
 
     def check_system(self, system: str | None) -> None:
-        """Do nothing: the server checks the message when it is asked."""
+        """Do nothing, because the server checks the system message with each request."""
 
     def _answer(
         self, text: str, begun: Turn | None, stopped: Callable[[], bool], warn: Callable[[str], None]
     ) -> Answer:
         """Ask the server for an answer, or to continue that of `begun`.
 
-        While it refuses the prompt as too long, drop the oldest turn and ask again.
+        While the server refuses the prompt as too long, drop the oldest turn and ask again.
         """
         if begun is not None and not begun.assistant:
             if begun.shown:
@@ -72,7 +72,7 @@ class ServerChatBackend(ChatBackend):
         return result
 
     def _streamed(self, text: str, begun: Turn | None, stopped: Callable[[], bool]) -> Answer:
-        """Ask the server once. If it is lost during the answer, keep the text that has come."""
+        """Ask the server once and return the answer. If the server is lost meanwhile, return the text so far."""
         messages, fields = self.conversation.messages(text, self.conversation.dropped), dict(self._fields)
         result, thoughts = Answer(0, finish_reason="interrupted", said=""), ShownThoughts()
         if begun is not None:
@@ -127,6 +127,6 @@ class ServerChatBackend(ChatBackend):
 
 
 def _thought(delta: dict[str, Any]) -> str:
-    """Return a chunk's reasoning, which servers give one of two names."""
+    """Return a chunk's reasoning from either of the two fields that servers use."""
     text = delta.get("reasoning_content") or delta.get("reasoning")
     return text if isinstance(text, str) else ""

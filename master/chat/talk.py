@@ -10,7 +10,7 @@ from tpi.errors import UsageError
 
 
 class ChatBackend(ABC):
-    """A conversation. `context` is its length limit in tokens, of which `used` are in use.
+    """A conversation with a model. `context` is its length limit in tokens, of which `used` are in use.
 
     `lasting` is True if the conversation can continue after a NodeError, because the server stores none of its state.
     """
@@ -30,7 +30,7 @@ class ChatBackend(ABC):
 
         Raises:
             ModelError: if the model's chat template refuses it.
-            UsageError: if it is too long.
+            UsageError: if the message is too long.
         """
 
     @abstractmethod
@@ -45,8 +45,8 @@ class ChatBackend(ABC):
     def reply(self, text: str, stopped: Callable[[], bool], warn: Callable[[str], None]) -> Answer:
         """Answer `text`, streaming to the screen; call `warn` if turns had to be dropped.
 
-        Only a turn whose answer has text is kept. An answer that is cut while the model is still reasoning changes no
-        turns.
+        Only a turn whose answer has text is stored. If the answer is cut during the model's reasoning, the turns stay
+        unchanged.
 
         Raises:
             UsageError: if the text is too long, or the chat template refuses it.
@@ -57,10 +57,10 @@ class ChatBackend(ABC):
         return result
 
     def go_on(self, stopped: Callable[[], bool], warn: Callable[[str], None]) -> Answer:
-        """Continue the last answer where it was cut, in the same turn; if that fails, the turn stays as it was.
+        """Continue the last answer where it was cut, in the same turn. After an error, the turn is unchanged.
 
         Raises:
-            UsageError: as for `reply`, and if there is no answer, or it is complete.
+            UsageError: as for `reply`, and if there is no answer or the last one is complete.
             NodeError: as for `reply`.
         """
         turns, unsaid, dropped = self.conversation.turns, self.conversation.unsaid, self.conversation.dropped
@@ -81,7 +81,7 @@ class ChatBackend(ABC):
                 turns.append(begun)
 
     def regenerate(self, stopped: Callable[[], bool], warn: Callable[[str], None]) -> Answer:
-        """Replace the last answer by a new one; if the new one has no text, the last one stays.
+        """Replace the last answer by a new one. If the new answer has no text, the last answer stays.
 
         The conversation must have a turn. Errors are those of `reply`; after an error the last answer stays, too.
         """
@@ -113,6 +113,6 @@ class ChatBackend(ABC):
 
 
 def said_in(result: Answer) -> str:
-    """Return an answer's text without its reasoning, if these are known separately; "" if it is only white space."""
+    """Return an answer's text, without reasoning if that is known separately; "" for nothing but white space."""
     said = result.text if result.said is None else result.said
     return said if said.strip() else ""

@@ -55,7 +55,7 @@ def _serve(module: str, opening_s: str, opening_bytes: str, seconds: str, most_b
 
 
 def _within(seconds: float, work: Work, message: bytes) -> tuple[dict[str, Any], Any]:
-    """Return the reply, and the result of `work` if that is a function."""
+    """Call `work(message)` with a time limit; return the reply, and the result if it is a function, else None."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         done = work(json.loads(message))

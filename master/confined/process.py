@@ -15,8 +15,8 @@ from weakref import finalize
 
 from master.confined.child import LENGTH, OUT_OF_MEMORY, OUT_OF_TIME
 
-_START_S = 60.0  # time for a new child to load its modules on a busy machine
-_WALL = 4.0  # a waiting child is ended after this multiple of the limit of processor time
+_START_S = 60.0  # seconds for a new child to load its modules on a busy machine
+_WALL = 4.0  # a child is ended when the elapsed time is this multiple of its limit of processor time
 _LEAST_WALL_S = 10.0
 _NO_MEMORY = (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGKILL)  # exit codes of a process that ran out of memory
 _WATCHED = sys.platform != "linux"  # macOS cannot limit a process's memory
@@ -29,7 +29,7 @@ _RUN = (
 
 
 class ConfinedError(Exception):
-    """Error of a request that failed in the child or exceeded a limit. In its message, "it" is the request."""
+    """Error of a request that failed in the child or exceeded a limit. "It" in its message is the request."""
 
 
 class NotTriedError(ConfinedError):
@@ -71,7 +71,7 @@ class ConfinedProcess:
         """Send `request` to the child and return its answer, both JSON.
 
         Raises:
-            LimitError: if it took more than the limits allow; the child is replaced.
+            LimitError: if the request took more time or memory than allowed; the child is replaced.
             NotTriedError: if the child cannot be started, or did not end in time because other work kept it waiting.
             ConfinedError: if the work raised an error, or the child ended.
         """
@@ -140,7 +140,7 @@ class _Child:
         self._late = self._large = False
 
     def exchange(self, request: Any, seconds: float, memory: int) -> dict[str, Any] | None:
-        """Return the reply; None if the child ended, or took too long or too much memory."""
+        """Send `request` and return the reply; None if the child ended, or exceeded `seconds` or `memory` (bytes)."""
         data = json.dumps(request).encode()
         unsent, got = memoryview(len(data).to_bytes(LENGTH, "little") + data), bytearray()
         deadline = monotonic() + seconds
@@ -170,7 +170,7 @@ class _Child:
         return reply
 
     def why(self, seconds: float, memory: int) -> ConfinedError:
-        """Stop a child that gave no reply, and return the error that explains why."""
+        """Stop a child that gave no reply, and return the error with the reason. Arguments are as in `exchange`."""
         if not (self._late or self._large):
             self._process.wait(_START_S)
         code = self._process.poll()
@@ -184,7 +184,7 @@ class _Child:
         return ConfinedError(f"its process ended with exit code {code}")
 
     def _resident(self) -> int:
-        """Return the child's resident memory in bytes; 0 if it is gone."""
+        """Return the child's resident memory in bytes; 0 if the child has ended."""
         import psutil
 
         try:

@@ -1,1 +1,1 @@
-"""Getting models: downloads for the machines of the house, and a list of recommended models."""
+"""Download of models, and a list of recommended models with their speed on the user's machines."""

@@ -9,7 +9,7 @@ from tpi.config import default_cache
 from tpi.keys.policy import KeyPolicy
 from tpi.paths import DIRECTORY
 
-_CACHE = click.option("--cache", type=DIRECTORY, help="Where models are kept (default: ~/.cache/tpi).")
+_CACHE = click.option("--cache", type=DIRECTORY, help="Directory of the models (default: ~/.cache/tpi).")
 
 
 @click.command()
@@ -18,7 +18,7 @@ _CACHE = click.option("--cache", type=DIRECTORY, help="Where models are kept (de
 def pull(name: str, cache: Path | None) -> None:
     """Download the model NAME: smollm2-135m, or one of the Hugging Face hub (owner/name, owner/name:Q4_K_M).
 
-    If a repository has several GGUF models, the best one is downloaded that this machine and the paired workers hold.
+    If a repository has several GGUF files, download the best one that fits into this machine and the paired workers.
     An interrupted download resumes where it stopped.
     """
     from master.joining.memory import house_memory

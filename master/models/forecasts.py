@@ -1,4 +1,4 @@
-"""Forecasts of recommended models on the machines of the house: whether they fit, and how fast they are."""
+"""Forecasts for recommended models on this machine and its workers: memory, and tokens per second."""
 
 import os
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from tpi.progress import warn
 
 @dataclass(frozen=True)
 class ModelForecast:
-    """One model on the machines of the house.
+    """The forecast for one model on this machine and its workers.
 
     Attributes:
         nbytes: bytes of its weights.
         rate: tokens per second of an answer; None if the model does not run.
-        machines: how many machines take part.
+        machines: the number of machines that take part.
         from_disk: True if some weights are read from disk for each token.
     """
 

@@ -10,11 +10,11 @@ from tpi.families.base import Fields
 
 @dataclass(frozen=True)
 class Recommended:
-    """A model of the hub that TPI runs.
+    """A model of the Hugging Face hub that TPI runs.
 
     Attributes:
-        name: what `-m` and `tpi pull` take.
-        parameters: their number, in billions.
+        name: the name for `-m` and `tpi pull`.
+        parameters: the number of parameters, in billions.
         good: a few words on what the model is good for.
         config: the fields of its config.json that differ from the defaults of its family.
         dtype: the format of its weights, as for `--dtype`.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tpi.pack.reader import Pack
     from tpi.sparsity.replay import I32
 
-LENGTH = 256  # tokens of a sequence
+LENGTH = 256  # tokens of each sequence of the text
 PLOT = "profile.svg"
 _AHEAD = 3  # layers
 
@@ -30,7 +30,7 @@ _AHEAD = 3  # layers
 @click.option("--text", "text", required=True, type=PATH, help="A file of UTF-8 text.")
 @click.option("--dtype", default="auto", show_default=True, help="Format of the weights, as for tpi run.")
 @click.option(
-    "--tokens", type=click.IntRange(min=1), help="Number of tokens of the text to use at most (default: all)."
+    "--tokens", type=click.IntRange(min=1), help="Maximum number of tokens of the text to use (default: all)."
 )
 @click.option(
     "--predictors", is_flag=True, help="Also train predictors of active neurons; they are stored next to the pack."
@@ -42,7 +42,7 @@ _AHEAD = 3  # layers
     "--split",
     default="1",
     show_default=True,
-    help="Shares of the nodes that will hold the model, as for tpi run: each gets its part of the hot neurons.",
+    help="Shares of the nodes that will hold the model, as for tpi run: each node gets its part of the hot neurons.",
 )
 @click.option("--cache", type=DIRECTORY, help="Directory for packs (default: ~/.cache/tpi).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
@@ -51,8 +51,8 @@ def profile(model: str, text: Path, as_json: bool, **flags: Any) -> None:
     """Count which neurons of a model a text activates, or which experts it chooses.
 
     Neurons are profiled if their activations are often 0 (ReLU). They then get new numbers, the most active ones first,
-    which runs with --sparsity use. A node that has no room for all experts chooses its cache policy by the recorded use
-    of experts. A profile that was stopped continues the next time.
+    which runs with --sparsity use. A node without memory for all experts chooses its cache policy by the recorded use
+    of experts. An interrupted profile continues the next time.
     """
     words = _read(text)
     found = _profiled(model, words, text, flags)
@@ -64,7 +64,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text; give --text a file that is") from error
+        raise UsageError(f"{path} is not UTF-8 text; give --text a file in UTF-8") from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; give --text another file") from error
 
@@ -91,7 +91,8 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
             f"{model} needs no profile: its activations ({pack.config.activation}) are never 0, so all of its neurons "
             "are computed; give a model with ReLU or with experts"
         )
-    deal_shards(pack.config, units_of(pack), shares)  # fails before hours are spent if there are too many nodes
+    # raises at once if there are too many nodes, not after hours of profiling
+    deal_shards(pack.config, units_of(pack), shares)
     length = min(LENGTH, pack.config.context, flags["tokens"] or LENGTH)
     ids = Tokenizer.load(pack).encode(words)[: flags["tokens"]]
     if len(ids) < length:
@@ -144,7 +145,7 @@ def _routing_table(found: dict[str, Any]) -> str:
 
 
 def _figures(use: NeuronProfile) -> dict[str, Any]:
-    """Return the figures of a profile: shares from 0 to 1.
+    """Return the figures of a profile as JSON fields; shares are from 0 to 1.
 
     `foretold`, by look-ahead distance in layers, is the mean over layers (`NeuronProfile.foretold`).
     """

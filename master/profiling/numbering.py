@@ -89,7 +89,7 @@ class Numbering:
         save_orders(directory / NAME, self.orders, of)
 
     def _is_there(self, cache: Path, of: str, layers: Collection[int]) -> bool:
-        """Return True if the renumbered pack is complete, with predictors of these layers."""
+        """Return True if the renumbered pack exists, is complete, and has predictors of exactly `layers`."""
         try:
             kept = load_orders(self.path / NAME)[1]
             usage.load_profile(self.path / usage.NAME)
@@ -101,7 +101,7 @@ class Numbering:
 
 
 def numbering_line(found: dict[str, Any]) -> str:
-    """Return a sentence on the renumbering, for the user."""
+    """Return a sentence for the user that describes the renumbering."""
     nodes = len(found["shares"])
     whose = "one node" if nodes == 1 else f"{nodes} nodes"
     runs = found["runs"]

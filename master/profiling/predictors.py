@@ -14,11 +14,12 @@ from tpi.sparsity.files import NAME, save_predictors
 from tpi.sparsity.replay import I32
 from tpi.sparsity.training import TrainedPredictor, TrainingRecipe, measure_predictor, train_predictors, training_bytes
 
-LIMIT = 0.06  # most of the pack's bytes that predictors may take
-TOKENS = 65_536  # most tokens of the text that are used
-EXAMPLES = "examples"  # in the pack's directory, until the predictors are stored
-STEPS = 3000  # steps of Adam: after 800, a tenth more neurons are chosen for the same recall
-LEARNED, VALIDATED = 0.75, 0.15  # shares of the tokens, in this order; the rest is for measuring
+LIMIT = 0.06  # limit of the predictors' size, as a part of the pack's bytes
+TOKENS = 65_536  # limit of the tokens that are used
+EXAMPLES = "examples"  # name of the examples in the pack's directory, which are removed after training
+STEPS = 3000  # steps of Adam; with 800 steps, a predictor chooses a tenth more neurons for the same recall
+# parts of the tokens for learning and for validation, in this order; the rest is for measuring
+LEARNED, VALIDATED = 0.75, 0.15
 _MIB = 1 << 20
 
 Parts = tuple[dict[int, LayerExamples], dict[int, LayerExamples], dict[int, LayerExamples]]
@@ -27,7 +28,7 @@ Parts = tuple[dict[int, LayerExamples], dict[int, LayerExamples], dict[int, Laye
 def train_beside(pack: Pack, tokens: I32, kernels: Kernels, ahead: int) -> dict[str, Any]:
     """Train a predictor for each layer of `pack` on `tokens` `[sequences, length]`; return their figures.
 
-    They learn from the beginning of the text, are selected on the next part, and measured on its end.
+    Predictors learn from the beginning of the text, are selected on the next part, and measured on its end.
 
     Raises:
         ModelError: if activations of the model are never 0, the look-ahead exceeds the layers, or memory is too small.
@@ -84,7 +85,7 @@ def _check_memory(pack: Pack) -> None:
     if needed > (free := default_budget()):
         raise ModelError(
             f"training predictors for {pack.path.name} takes {needed // _MIB} MiB of memory, and {free // _MIB} are "
-            "free; end other programs, or profile it on a larger machine"
+            "free; end other programs, or profile the model on a larger machine"
         )
 
 
@@ -92,7 +93,7 @@ def _check_disk(pack: Pack, tokens: I32, files: ExampleFiles) -> None:
     """Check that the disk has room for the examples, counting those that were collected before.
 
     Raises:
-        WeightsError: if it does not.
+        WeightsError: if the disk is too full.
     """
     free = disk_usage(pack.path).free + files.nbytes
     if (needed := tokens.size * token_bytes(pack)) > free:

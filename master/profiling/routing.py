@@ -20,7 +20,7 @@ _SHARES = (0.125, 0.25, 0.5)  # sizes of the caches whose hit rates are reported
 
 
 def record_routing(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress) -> RoutingRecord:
-    """Return which experts each of `tokens` `[sequences, length]` chose; store the record after every piece.
+    """Return the record of the experts that `tokens` `[sequences, length]` choose. Store the record after every piece.
 
     Raises:
         ModelError: if the stored record is damaged.
@@ -40,7 +40,10 @@ def record_routing(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress
 
 
 def routing_figures(record: RoutingRecord) -> dict[str, Any]:
-    """Return how uneven the choice is, and the hit rates of caches for a part of the experts. Shares from 0 to 1."""
+    """Return JSON fields: shares of the most used experts, and hit rates of caches for a part of them.
+
+    Values are from 0 to 1.
+    """
     layers, count = record.experts.shape[1], int(record.experts.max()) + 1
     counts = [np.bincount(record.experts[:, at].ravel(), minlength=count) for at in range(layers)]
     keys = [(layer, expert) for layer in range(layers) for expert in range(count)]

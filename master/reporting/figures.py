@@ -49,12 +49,16 @@ class RunFigures:
     def stats(self, waits: Sequence[OtherWaits] = ()) -> list[Stats]:
         """Return the totals of every node so far, rank 0 first.
 
-        With `waits`, one for each node, include each node's `steady`. That takes longer.
+        With `waits` (seconds per token for other nodes' disks, by rank), also compute each node's `steady`, which is
+        slower.
         """
         return [self._own_stats(waits[0] if waits else None), *self._cluster.stats(waits[1:])]
 
     def mark(self) -> None:
-        """Store the present totals, from which a later `report` counts. The next step reports a lost worker."""
+        """Store the present totals, from which a later `report` counts.
+
+        Ignore a lost worker, because the next step reports it.
+        """
         with suppress(NodeError):
             self.marked = self.stats()
 
@@ -86,13 +90,13 @@ class RunFigures:
         )  # fmt: skip
 
     def windows(self) -> list[WindowState]:
-        """Return the position of each node's memory window, rank 0 first. Safe from any thread, also during a step."""
+        """Return the position of each node's memory window, rank 0 first. Any thread may call this at any time."""
         return [WindowState(*astuple(self._deployment.node.position)), *self._cluster.windows()]
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of `--json` that describe the group.
 
-        `predicted_sync_ms` is per token; None if the links were not measured.
+        `predicted_sync_ms` is the time of all sums per token; None if the links were not measured.
         """
         node, hidden = self._deployment.node, self._pack.config.hidden
         group, predicted = node.loop.group, node.loop.group.predicted_s(hidden)
@@ -116,7 +120,10 @@ class RunFigures:
 
     @contextmanager
     def prompt_progress(self) -> Iterator[Callable[[Ticket], None]]:
-        """Yield a function that shows the progress of a ticket's prompt when it is called, until it is computed."""
+        """Yield a function of a ticket.
+
+        It shows the progress of the ticket's prompt, until the whole prompt is computed.
+        """
         loop, chunk = self._deployment.node.loop, self._deployment.limits.chunk
         begun = loop.progress
         with ExitStack() as stack:
@@ -185,7 +192,7 @@ class RunFigures:
             streamed_bytes=own.streamed_bytes + head.read_bytes,
             disk_s=head.read_seconds
             if head.ring_bytes
-            else own.disk_s,  # one clock: the head's counts the blocks' reads, too
+            else own.disk_s,  # the head's read clock counts the blocks' reads, too
             stall_s=own.stall_s + head.stall_seconds,
         )
         steady = None if other_waits is None else deployment.node.steady(other_waits)

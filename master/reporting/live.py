@@ -19,7 +19,7 @@ class LiveFigures:
     experts: list[Range]  # the routed experts that each node holds
     totals: list[Stats]
     moved: bool  # whether tokens were computed since that moment
-    whole: dict[str, int]  # what the model has in total, by kind
+    whole: dict[str, int]  # number of units of the whole model, by kind
     collective: str
     wire: str
     links: LinkTable | None = None  # the measured links, if any
@@ -31,12 +31,12 @@ class LiveFigures:
 
     @property
     def used_bytes(self) -> list[int]:
-        """The most memory that each node has taken so far above its bare process."""
+        """The maximum memory of each node so far, in bytes above its bare process, rank 0 first."""
         return [max(0, node.peak_rss_bytes - node.bare_rss_bytes) for node in self.nodes]
 
 
 def since(begun: Sequence[Stats] | None, after: Sequence[Stats]) -> list[Stats]:
-    """Return the totals to count from: `begun` if it is of the same deployment, else zeros."""
+    """Return the totals to count from: `begun` if it belongs to the deployment of `after`, else zeros."""
     if begun and [(one.epoch, one.session) for one in begun] == [(one.epoch, one.session) for one in after]:
         return list(begun)
     return [nothing(stats) for stats in after]

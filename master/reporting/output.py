@@ -23,7 +23,7 @@ def write(text: str) -> None:
 
     Raises:
         BrokenPipeError: if the reader is gone.
-        TpiError: if it cannot be written, for example because the disk is full.
+        TpiError: if the text cannot be written, for example because the disk is full.
     """
     if sys.stdout is None:
         return

@@ -15,10 +15,10 @@ _UNDECIDED = re.compile(r"[ \t]*(?:`{0,2}|~{0,2}|[-*+]|\d{1,3}[.)]?)| {0,3}(?:`{
 
 
 class CodeLines:
-    """Finds the lines of an answer that are code: fenced, or indented by four after a blank line outside lists."""
+    """Detector of code lines in Markdown: fenced, or indented by four characters after a blank line outside lists."""
 
     def __init__(self) -> None:
-        self.inside = False  # the line that was begun last is code
+        self.inside = False  # True if the last line that began is code
         self._fence, self._list, self._blank, self._indented = "", False, True, False
 
     def undecided(self, line: str) -> bool:
@@ -26,7 +26,7 @@ class CodeLines:
         return bool(_UNDECIDED.fullmatch(line))
 
     def begins(self, line: str) -> None:
-        """Take in the beginning of a line, long enough to decide whether it is code."""
+        """Record the beginning of a line, long enough to decide, and return True if the line is code."""
         if self._fence:
             marks = line.strip()
             if len(marks) >= len(self._fence) and not marks.strip(self._fence[0]):
@@ -46,7 +46,7 @@ class CodeLines:
 
 
 class AnswerWriter:
-    """Writes one answer after another; code in them is not wrapped."""
+    """Writer of answers, one after another. It wraps prose but not code."""
 
     def __init__(self) -> None:
         self._begin()
@@ -67,7 +67,7 @@ class AnswerWriter:
             self._code.begins(line)
 
     def end(self) -> None:
-        """Write what was held back, and prepare for the next answer. Call this when an answer ends or fails."""
+        """Write the text held back, and prepare for the next answer. Call this when an answer ends or fails."""
         self._show()
         write("".join(part for part, _ in self._words.flush()))
         self._begin()

@@ -9,7 +9,7 @@ from tpi.config import ModelConfig
 from tpi.net.questions import Stats, Steady
 from tpi.partition import FFN_UNIT, Range, Shard
 
-if TYPE_CHECKING:  # loaded only when a table is drawn, after the answer
+if TYPE_CHECKING:  # rich is loaded only when a table is drawn, after the answer
     from rich.table import Table
 
     from master.planning.home.compared import ComparedLayouts
@@ -34,17 +34,18 @@ class NodeReport:
     weight_bytes: int
     resident_bytes: int  # memory of the blocks' weights
     bare_rss_bytes: int  # memory of the process before it was given any work
-    planned_bytes: int  # memory that it planned to take above that
+    planned_bytes: int  # memory that it planned to take above the bare process
     peak_rss_bytes: int  # the most memory that it took in total
     compute_ms_per_token: float
     sync_ms_per_token: float
     hop_ms_per_token: float  # waiting for the hidden states of other stages
     io_stall_ms_per_token: float
     streamed_bytes_per_token: float
-    disk_mb_per_s: float  # during the time with at least one read under way, of the blocks' or of the head's weights
+    disk_mb_per_s: float  # MB read, of the blocks' and the head's weights, per second with at least one read under way
     sent_bytes_per_token: float
     received_bytes_per_token: float
-    steady: Steady | None  # only for a node that streams weights: whether it waits for its disk, and how to end that
+    # only for a node that streams weights: its waits for the disk, and settings that would avoid them
+    steady: Steady | None
     accelerator: str = ""  # a description of the accelerator's work, if there is one
 
 
@@ -54,7 +55,7 @@ class NodeShare:
 
     name: str
     rank: int
-    layers: tuple[Range, ...]  # of each of its stages
+    layers: tuple[Range, ...]  # layers of each of its stages
     shard: Shard
     query_heads: int  # query heads in one unit
     kv_heads: int  # KV heads in one unit
@@ -140,7 +141,7 @@ def print_nodes(nodes: Sequence[NodeReport], summary: str, stderr: bool = False,
 
 
 def print_compared(compared: "ComparedLayouts | None", stderr: bool = False) -> None:
-    """Print the table of the layouts that `tpi plan` would print, if several were compared."""
+    """Print the table of layouts that `tpi plan` prints, if several layouts were compared."""
     if compared is not None:
         from master.planning.home.table import print_layouts  # imports the planner
 
@@ -165,7 +166,8 @@ def print_choice(choice: Mapping[str, Any]) -> None:
         rows.append((name, *(f"{said:.2f} / {took:.2f}" if took else f"{said:.2f}" for said, took in cells)))
     console = wide_console(stderr=False)
     console.print(figures_table("collective", "a token's sum", "a prompt's block", "in halves", rows=rows))
-    console.say(f"automatic choice: {taken} ({seen})")  # as a caption it would wrap with the table
+    # printed below the table, because a caption would wrap at the table's width
+    console.say(f"automatic choice: {taken} ({seen})")
 
 
 def wide_console(stderr: bool) -> "SafeConsole":
@@ -192,7 +194,7 @@ def figures_table(name: str, *figures: str, rows: Sequence[Sequence[str]]) -> "T
 
 
 def _verdict(steady: Steady) -> str:
-    """Return a sentence that says whether a node waits for its disk, and how to end that."""
+    """Return a sentence that says whether a node waits for its disk, and which flags would avoid the wait."""
     measured = f"a layer loads in {MILLI * steady.load_s:.1f} ms and is busy for {MILLI * steady.busy_s:.1f} ms"
     if steady.steady:
         return f"streams in the steady state ({measured})"
@@ -228,7 +230,7 @@ def _cells(node: NodeReport) -> list[str]:
 
 
 def _staged_cells(node: NodeReport) -> list[str]:
-    """Return one node's figures with its layers before them, and behind them the time of its waits for other stages."""
+    """Return the node's layers, the cells of `_cells`, and the time of its waits for other stages."""
     layers = ", ".join(map(_span, node.layers)) or "none"
     return [layers, *_cells(node), _short(node.hop_ms_per_token)]
 

@@ -9,14 +9,14 @@ from tpi.net.questions import Stats
 Span = tuple[Sequence[Stats], Sequence[Stats]]
 """Totals of every node, rank 0 first, at the beginning and at the end of a period."""
 
-_STATE = (  # fields of Stats that are not sums
+_STATE = (  # fields of Stats that describe a state and are not sums over time
     "session", "epoch", "weight_bytes", "resident_bytes", "planned_bytes", "peak_rss_bytes", "steady", "accelerator",
 )  # fmt: skip
 _SUMS = tuple(field.name for field in fields(Stats) if field.name not in _STATE)
 
 
 def nothing(stats: Stats) -> Stats:
-    """Return the totals of a node that has done nothing yet."""
+    """Return `stats` with all sums set to 0, as of a node that has computed nothing."""
     nothing_done: dict[str, Any] = dict.fromkeys(_SUMS, 0)
     return replace(stats, steady=None, **nothing_done)
 

@@ -6,14 +6,14 @@ from master.workers.cluster import Cluster
 from master.workers.remote import RemoteWorker
 from tpi.trace import NodeTrace, Page, Trace, clock, clock_offset, unroll, write_chrome
 
-_READINGS = 8  # of each worker's clock; the reading with the shortest round trip counts
+_READINGS = 8  # number of readings of each worker's clock; the one with the shortest round trip counts
 
 
 def write_timeline(path: Path, own: Trace, master: str, cluster: Cluster, zero: int) -> dict[str, int]:
     """Write the spans of all nodes to `path`; times count from `zero` on the master's clock, in nanoseconds.
 
     Returns:
-        For each node that had too little room for its spans, the number of spans that are missing.
+        The number of missing spans of each node that produced more spans than it could store.
 
     Raises:
         NodeError: if a worker is lost meanwhile.
@@ -26,7 +26,7 @@ def write_timeline(path: Path, own: Trace, master: str, cluster: Cluster, zero: 
 
 
 def _node_trace(cluster: Cluster, worker: RemoteWorker) -> NodeTrace:
-    """Return a worker's spans, which are fetched a page at a time while they are written."""
+    """Return a worker's spans as an iterator that fetches one page of spans at a time."""
     offset = clock_offset([_read_clock(cluster, worker) for _ in range(_READINGS)])
     dropped = cluster.spans(worker, count=0).dropped
 
@@ -39,4 +39,4 @@ def _node_trace(cluster: Cluster, worker: RemoteWorker) -> NodeTrace:
 
 def _read_clock(cluster: Cluster, worker: RemoteWorker) -> tuple[int, int, int]:
     """Return, in `tpi.trace.clock` nanoseconds, this process's clock, a worker's, and this process's afterwards."""
-    return clock(), cluster.spans(worker, count=0).clock, clock()  # in this order
+    return clock(), cluster.spans(worker, count=0).clock, clock()  # the order of the three calls matters

@@ -3,7 +3,7 @@
 `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>`. A channel may name
 a recipient: `commentary to=functions.weather`. Muse Glimmer's answers have recipients in place of channels:
 `<|start|>assistant to=self<|message|>...<|eom|>` is thinking, and `to=user` the answer. This module cuts such text into
-pieces of channels as it comes; the caller decides how to show them.
+pieces by channel as it comes; the caller decides how to show the pieces.
 """
 
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ class ChannelText:
     """A further piece of the text in a channel.
 
     Attributes:
-        channel: its name: `analysis`, `commentary` or `final`; empty for text outside any channel.
+        channel: the channel's name: `analysis`, `commentary` or `final`; empty for text outside any channel.
         to: the recipient, such as `functions.weather`; empty for the user.
         text: the new text; may be empty in the last piece.
-        ended: whether this is the last piece in the channel.
+        ended: True for the last piece in the channel.
     """
 
     channel: str
@@ -46,23 +46,24 @@ class ChannelText:
 
     @property
     def thought(self) -> bool:
-        """True if it is thinking, which is not for the user."""
+        """True if the text is the model's thinking, which is not for the user."""
         return self.to == SELF or (self.channel == THINKING and not self.to)
 
 
 class Channels:
-    """Cuts an answer into channels as it comes. Markers come whole, since each is one token.
+    """Parser that cuts an answer into channels as it comes. Each marker is one token, so it comes whole.
 
     Text before any marker belongs to no channel, unless it names a recipient.
     """
 
     def __init__(self) -> None:
-        self._header: str | None = ""  # text before <|message|>; None: inside a message, or before any marker
+        # text between a marker and <|message|>; None: inside a message, or before any marker
+        self._header: str | None = ""
         self._channel = self._to = ""
         self._fresh = True  # no marker has come yet
 
     def push(self, text: str) -> list[ChannelText]:
-        """Return the pieces that `text` adds."""
+        """Parse more text; return the pieces that it adds."""
         found: list[ChannelText] = []
         while text:
             at, marker = _next(text)
@@ -131,7 +132,7 @@ class ShownChannels:
 
 
 def _names_recipient(header: str) -> bool:
-    """Return True if a text before any marker is `to=` and a name, or may become that."""
+    """Return True if a text before any marker is `to=` and a name, or may become such a text."""
     words = header.lstrip()
     return words.startswith("to=") or "to=".startswith(words)
 

@@ -1,4 +1,4 @@
-"""Control tokens of a tokenizer, and encoding in which only text written by the chat template can become one."""
+"""Control tokens, and encoding in which only text of the chat template can become a control token."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _CALLER = b"\x00"
 
 
 class Controls:
-    """Encodes text whose characters are marked: zero for a caller's text, any other value for trusted text.
+    """Encoder of text with one mark per character: zero for a caller's text, any other value for trusted text.
 
     The guarantee is about token ids: a control token only ever comes from characters that are all trusted, whatever the
     tokenizer's normalizer, merges and added tokens do.
@@ -24,7 +24,7 @@ class Controls:
         self._template = template or ""
 
     def encode(self, text: str, marks: bytes) -> list[int]:
-        """Return the token ids of `text`, which has one mark for each character, without tokens around it."""
+        """Return the token ids of `text`, which has one mark for each character, without added tokens around it."""
         encoded = self._fast.encode(text, add_special_tokens=False)
         ids = encoded.ids
         suspects = [at for at, token in enumerate(ids) if token in self._spellings]
@@ -43,7 +43,7 @@ class Controls:
         return found + (self.encode(text[at:], marks[at:]) if at < len(text) else [])
 
     def literal(self, text: str) -> list[int]:
-        """Return the token ids of `text` as plain text: none is a control token, whatever `text` contains."""
+        """Return the token ids of `text` as plain text, without control tokens, whatever `text` contains."""
         self._fast.encode_special_tokens = True
         try:
             ids = list(self._fast.encode(text, add_special_tokens=False).ids)
@@ -63,7 +63,7 @@ class Controls:
         return whole[:before] + self.encode(text, _CALLER * len(text)) + whole[before + len(bare) :]
 
     def _core(self, token: int, text: str, first: int, end: int) -> tuple[int, int]:
-        """Return the start and end of the token itself, without white space around it that the tokenizer included."""
+        """Return the start and end of the control token, without white space that the tokenizer included."""
         spelled = self._spellings[token]
         at = text.find(spelled, first, end)
         if at >= 0:
@@ -73,20 +73,20 @@ class Controls:
         return first, first + len(inner.strip())
 
     def _is_typed(self, token: int, text: str, marks: bytes, first: int, end: int) -> bool:
-        """Return True if a caller's character is part of a control token."""
+        """Return True if `token` is a control token and a character of it is a caller's."""
         if token == self._unknown and text[first:end] != self._spellings[token]:
-            return False  # a character that is not in the vocabulary
+            return False  # `token` stands for a character that is not in the vocabulary
         return marks.find(_CALLER, first, end) >= 0
 
     @cached_property
     def _spellings(self) -> Mapping[int, str]:
-        """The text of each control token."""
+        """The text of each control token, by its id."""
         added: Mapping[int, AddedToken] = self._fast.get_added_tokens_decoder()
         return {number: token.content for number, token in added.items() if self._is_control(token)}
 
     @cached_property
     def _unknown(self) -> int | None:
-        """The token for characters that are not in the vocabulary; None if there is none."""
+        """The id of the token for characters that are not in the vocabulary; None if there is none."""
         named = getattr(self._fast.model, "unk_token", "<unk>")  # Unigram models do not name it
         return self._fast.token_to_id(named) if isinstance(named, str) else None
 

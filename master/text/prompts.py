@@ -33,7 +33,7 @@ def read_prompt(prompt: str | None, file: str | None, raw: bool = False) -> str:
 
 
 def checked_text(text: str, what: str) -> str:
-    """Return `text`, which comes from the command line and may have been any bytes; `what` names it in errors.
+    """Return `text` if it is valid. It comes from the command line; `what` names it in errors.
 
     Raises:
         UsageError: if the bytes were not UTF-8.

@@ -7,19 +7,20 @@ from hashlib import sha256
 
 from master.text.tokenizer import Message
 
-_MOST = 512  # answers that are remembered
+_MOST = 512  # number of answers that are remembered
 
 
 @dataclass(frozen=True)
 class _Said:
     tokens: tuple[int, ...]
-    thought: bool  # whether it has thinking, which templates leave out of earlier turns
+    thought: bool  # True if the answer has thinking, which templates leave out of earlier turns
 
 
 class Replay:
-    """The latest answers, by their text or by the id of their first tool call.
+    """A store of the latest answers' tokens, by the answer's text or by the id of its first tool call.
 
-    An answer is found only with the `salt` for which it was made, so no client learns what others were answered.
+    An answer is found only with the `salt` for which it was made, so that no client learns the answers to other
+    clients.
     """
 
     def __init__(self) -> None:
@@ -28,14 +29,14 @@ class Replay:
     def remember(
         self, text: str, calls: Sequence[str], tokens: Sequence[int], thought: bool, salt: bytes = b""
     ) -> None:
-        """Record an answer of `tokens` (without the end of turn) that was sent as `text` and calls with these ids."""
+        """Record an answer of `tokens` (without the end of turn), sent as `text` and calls with the ids `calls`."""
         if calls or not thought:
             self._said[_key(text, calls, salt)] = _Said(tuple(tokens), thought)
         while len(self._said) > _MOST:
             self._said.popitem(last=False)
 
     def find(self, messages: Sequence[Message], salt: bytes = b"") -> dict[int, tuple[int, ...]]:
-        """Return the tokens of those of `messages` that are recorded answers, by their index."""
+        """Return the tokens of the recorded answers among `messages`, by index in `messages`."""
         last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
         found = {}
         for index, message in enumerate(messages):

@@ -1,4 +1,4 @@
-"""The bytes that each token stands for, which may be parts of a character."""
+"""The bytes of each token, which may be a part of a character."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def speller(fast: FastTokenizer) -> Callable[[int], bytes]:
 
 
 def written(data: bytes) -> str:
-    r"""Return a token's bytes as text; bytes that are not text become `bytes:\xf0\x9f`, as in OpenAI's completions."""
+    r"""Return a token's bytes as text; invalid UTF-8 becomes `bytes:\xf0\x9f`, as in OpenAI's completions."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -45,7 +45,7 @@ def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _replaced(steps: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the texts to replace in a token's piece with their replacements, for example U+2581 with a blank."""
+    """Return pairs of a text in a token's piece and its replacement, for example U+2581 and a blank."""
     patterns = {
         step["pattern"]["String"]: step["content"]
         for step in steps
@@ -70,7 +70,7 @@ def _of_letters(piece: str) -> bytes:
 
 @cache
 def _letters() -> dict[str, int]:
-    """Return the byte that each letter of GPT-2's vocabulary stands for (Radford et al. 2019, `bytes_to_unicode`)."""
+    """Return the byte for each letter of GPT-2's vocabulary (Radford et al. 2019, `bytes_to_unicode`)."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + index): byte for index, byte in enumerate(others)}

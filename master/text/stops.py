@@ -1,10 +1,10 @@
-"""Stop texts: they end an answer, and no part of one is ever shown."""
+"""Stop texts, which end an answer. No part of a stop text is shown."""
 
 from collections.abc import Sequence
 
 
 class StopFilter:
-    """Passes text on, except text that could still become a stop text."""
+    """Filter that passes text on, except text that could still become a stop text."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -12,7 +12,7 @@ class StopFilter:
         self.found: str | None = None  # the stop text that was completed first
 
     def push(self, text: str) -> str:
-        """Return the part of the text so far that is safe to show; set `stopped` when a stop text is complete."""
+        """Take more text; return the text that is safe to show. Set `found` when a stop text is complete."""
         self._held += text
         found = [(index, stop) for stop in self._stops if (index := self._held.find(stop)) >= 0]
         if found:
@@ -30,7 +30,7 @@ class StopFilter:
         return self.found is not None
 
     def flush(self) -> str:
-        """Return the text that was held back, once it is known that no stop text follows."""
+        """Return the text held back. Call this at the end of the answer, when no stop text can follow."""
         shown, self._held = self._held, ""
         return shown
 

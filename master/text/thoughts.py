@@ -1,4 +1,4 @@
-"""The text of an answer whose thinking comes separately: the thinking between tags, then the answer."""
+"""The text of an answer with thinking that comes separately: thinking between tags, then the answer."""
 
 OPENING, CLOSING = "<think>\n", "\n</think>\n\n"
 

@@ -20,15 +20,15 @@ from tpi.pack.reader import Pack
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and other fields that the template knows
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # an unfinished character is decoded to this
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the decoder's output for an unfinished character
 _ANSWER = re.compile(b"\x02+")
 _MIXED = "It's 3.14159 of 1,024;  x\u0302 = f(y)\n\n\tif not x: return [\u00fc\u4f60\u597d\U0001f642]\r\n"
 """A text of many kinds of characters, by which tokenizers are compared."""
-_HELD_TOKENS = 16  # more tokens than an unfinished character can have
+_HELD_TOKENS = 16  # an upper bound for the tokens of an unfinished character
 
 
 class Tokenizer:
-    """Encodes prompts and conversations, and decodes token by token."""
+    """A model's tokenizer and chat template: it encodes prompts and conversations, and decodes token by token."""
 
     def __init__(self, fast: FastTokenizer, info: Mapping[str, Any], model: str = "this model") -> None:
         """Create a tokenizer.
@@ -48,7 +48,7 @@ class Tokenizer:
         """Return the tokenizer that was packed with the model.
 
         Raises:
-            ModelError: if there is none.
+            ModelError: if the pack has no tokenizer.
         """
         return cls(FastTokenizer.from_file(str(pack.tokenizer_file)), pack.tokenizer_info, str(pack.path))
 
@@ -71,13 +71,13 @@ class Tokenizer:
 
         Control tokens come only from the template: a message or a value of `names` that contains their text stays text,
         whatever the template does with it. Without a chat template the contents are joined by newlines, as text. A
-        message that the template has no turn for becomes part of another turn.
+        message of a kind that the template does not show becomes part of another turn.
 
         Args:
             replay: tokens to use in place of the contents of messages, by their index.
             names: further values for the template.
             tools: each has a name, and perhaps a description and parameters.
-            continued: end with the text of the last message, which is the assistant's.
+            continued: end with the text of the last message, the assistant's, without the end of the turn.
 
         Raises:
             ModelError: if the template fails, or refuses the messages.
@@ -108,7 +108,7 @@ class Tokenizer:
         return self._tool_traits if with_tools and self.tool_template != self.chat_template else self._traits
 
     def names_read(self, with_tools: bool = False) -> frozenset[str]:
-        """Return the names that the chat template, or the one for tools, reads.
+        """Return the names that the chat template reads; `with_tools`: the names that the template for tools reads.
 
         Raises:
             ModelError: if the template is invalid.
@@ -118,7 +118,7 @@ class Tokenizer:
         return (self._tool_template if with_tools else self._template).names_read
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the token ids of a prompt that is plain text: control tokens written out in it stay text."""
+        """Return the token ids of a plain-text prompt. Control tokens written out in `text` stay text."""
         return self._controls.prompt(text)
 
     def start(self) -> None:
@@ -127,7 +127,7 @@ class Tokenizer:
             self._template.start()
 
     def close(self) -> None:
-        """Stop the process that renders the chat template; it is started again when it is needed."""
+        """Stop the process that renders the chat template. The next rendering starts it again."""
         if self.chat_template is not None:
             self._template.close()
             self._tool_template.close()
@@ -144,11 +144,11 @@ class Tokenizer:
         return frozenset(number for number, token in added if token.special and token.content in text)
 
     def spelling(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, control tokens included; bytes that are not a whole character become U+FFFD."""
+        """Return the text of `tokens` with control tokens; incomplete characters become U+FFFD."""
         return b"".join(map(self.raw, tokens)).decode(errors="replace")
 
     def agrees_with(self, other: "Tokenizer") -> bool:
-        """Return True if both give the same ids to the same text. One may have further tokens after the other's."""
+        """Return True if both give the same ids to the same text. One tokenizer may have more tokens than the other."""
         mine, its = (
             sorted(each._fast.get_vocab(with_added_tokens=True).items(), key=_number) for each in (self, other)
         )
@@ -166,13 +166,13 @@ class Tokenizer:
 
     @cached_property
     def raw(self) -> Callable[[int], bytes]:
-        """A function that returns the bytes of a token, control tokens included; they may be part of a character."""
+        """A function that returns the bytes of a token id, which may be a part of a character."""
         return speller(self._fast)
 
     def _rendering(
         self, turns: Sequence[Turn], names: Mapping[str, Any], replay: Mapping[int, Sequence[int]], continued: bool
     ) -> tuple[Rendering, dict[int, Sequence[int]]]:
-        """Return the rendered turns, and the tokens of earlier answers by the places of their turns."""
+        """Return the rendered turns, and the tokens of earlier answers by index in `turns`."""
         messages, end = [dict(turn.message) for turn in turns], ""
         places = [(place, turn.index) for place, turn in enumerate(turns) if turn.index is not None]
         answers = {place: replay[index] for place, index in places if index in replay}
@@ -192,7 +192,7 @@ class Tokenizer:
     def _with_answers(
         self, messages: Sequence[Message], names: Mapping[str, Any], answers: Collection[int]
     ) -> Rendering | None:
-        """Return the conversation with one character for each of `answers`; None if the template does not allow it."""
+        """Return the conversation with one character for each of `answers`; None if the template changes the texts."""
         if not answers:
             return None
         try:
@@ -243,10 +243,10 @@ def _answers(rendering: Rendering) -> list[int]:
 
 
 class TokenStream:
-    """Decodes one answer token by token, and returns no part of a UTF-8 character before `flush`.
+    """A decoder of one answer, token by token. It returns no incomplete UTF-8 character before `flush`.
 
-    Decoders look at neighbouring tokens. So a window of the last tokens is decoded, and the text beyond the previous
-    result is new.
+    Decoders look at neighbouring tokens. Therefore a window of the last tokens is decoded, and the text beyond the
+    previous result is new.
     """
 
     def __init__(self, fast: FastTokenizer, spelled: Mapping[int, str] = MappingProxyType({})) -> None:
@@ -254,7 +254,7 @@ class TokenStream:
         self._fast = fast
         self._spelled = spelled
         self._shown: list[int] = []  # the tokens of the text that was returned last
-        self._held: list[int] = []  # the tokens that came after those
+        self._held: list[int] = []  # the tokens that came after `_shown`
 
     def push(self, token: int) -> str:
         """Return the text that `token` completes; empty while a character is unfinished."""

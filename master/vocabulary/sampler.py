@@ -18,7 +18,7 @@ RANDOM_SEED = -1
 
 @dataclass(frozen=True)
 class Bounds:
-    """The range of a setting: from `low` to `high`, excluding `low` if it is `open`."""
+    """The range of a setting, from `low` to `high`. If `open` is True, `low` itself is excluded."""
 
     low: float
     high: float
@@ -48,8 +48,8 @@ class Sampling:
 
     The same `seed` draws the same tokens; None and -1 draw others every time. The frequency penalty is subtracted from
     a token's logit as often as the answer has the token, and the presence penalty once if it has it (OpenAI's API
-    reference). Then `bias` is added to the logits of its tokens. Within the bounds above, no logit below 1e36 becomes
-    infinite.
+    reference). Then `bias` is added to the logits of its tokens. Within the bounds of the settings, no logit below 1e36
+    becomes infinite.
 
     Raises:
         UsageError: if a value is outside its bounds.
@@ -65,11 +65,12 @@ class Sampling:
     presence_penalty: float = 0.0
     bias: Mapping[int, float] = field(default_factory=dict)
     suppressed: tuple[int, ...] = ()  # tokens that are never drawn
-    given: frozenset[str] | None = None  # settings that the user gave; the model's own replace others. None: all
+    # names of the settings that the user gave; the model's own values replace the others. None: the user gave all
+    given: frozenset[str] | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **others: Any) -> "Sampling":
-        """Return settings of which only those in `given` whose value is not None count as given by the user."""
+        """Return settings with the values of `given` that are not None. Only these count as given by the user."""
         named = {name: value for name, value in given.items() if value is not None}
         return cls(**named, **others, given=frozenset(named))
 
@@ -108,10 +109,13 @@ class Constraint(Protocol):
         """Advance the state by `token`."""
 
     def forced(self) -> list[int]:
-        """Return tokens of the text that must come next; none if there is a choice. The state does not change."""
+        """Return the token ids of the text that must come next; empty if several texts may follow.
+
+        The state does not change.
+        """
 
     def allowed(self, tokens: Sequence[int]) -> int:
-        """Return how many of `tokens`, from the first on, may come next. The state does not change."""
+        """Return the number of `tokens`, from the first on, that may come next. The state does not change."""
 
 
 class Sampler:
@@ -123,15 +127,15 @@ class Sampler:
         self._random = default_rng(None if sampling.seed == RANDOM_SEED else sampling.seed)
 
     def draw(self, logits: F32, history: Sequence[int], prompt: int, best: int | None) -> tuple[int, Logprobs | None]:
-        """Sample a token as `sample` does.
+        """Draw a token id from `logits` `[vocab]`; arguments and errors are those of `sample`.
 
-        If `best` is not None, return its logprob too, and those of the `best` best tokens.
+        If `best` is not None, also return the log probabilities of the drawn token and of the `best` likeliest tokens.
         """
         token = self.sample(logits, history, prompt)
         return token, None if best is None else _logprobs(logits, token, best)
 
     def forced(self) -> list[int]:
-        """Return tokens that the grammar forces to come next."""
+        """Return the token ids that the grammar forces to come next; empty without a grammar."""
         return [] if self._constraint is None else self._constraint.forced()
 
     def allowed(self, tokens: Sequence[int]) -> Sequence[int]:
@@ -163,7 +167,7 @@ class Sampler:
         settings = self.sampling
         best = int(logits.argmax())
         if not np.isfinite(logits[best]):
-            raise UsageError("no token may come next: the grammar leaves none; change it, or ask without one")
+            raise UsageError("the grammar allows no token here; change the grammar, or ask without one")
         if settings.temperature == 0:
             return best
         ids, scores = _top_k(logits, settings.top_k)

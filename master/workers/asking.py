@@ -1,4 +1,4 @@
-"""Asking workers for their condition, without making them serve this machine."""
+"""Questions to workers about their state, without making the workers serve this machine."""
 
 import secrets
 import time
@@ -32,7 +32,7 @@ class WorkerInquiry:
     """A question to one worker, with its answer or the reason why there is none. Times are in seconds."""
 
     address: str
-    reach: tuple[str, ...] = ()  # addresses (`host:port`) that the worker is to try to reach
+    reach: tuple[str, ...] = ()  # addresses (`host:port`) to which the worker tries to connect
     condition: Condition | None = None
     problem: str = ""
     round_trip: float = 0.0
@@ -86,7 +86,7 @@ class WorkerInquiry:
             self.problem = str(error)
 
     def look(self) -> None:
-        """Process the messages that have arrived; send the question once a connection is open."""
+        """Process the messages that have arrived. When a connection is open, send the question."""
         if self.done or self._dial is None:
             return
         if self._channel is None and (line := self._dial.answered()):
@@ -99,7 +99,7 @@ class WorkerInquiry:
         self.problem = self.problem or self._dial.obstacle()
 
     def measure_link(self, going_on: Callable[[], bool]) -> None:
-        """Measure the link: have the worker echo short and long messages while `going_on` returns True."""
+        """Measure the link with messages that the worker echoes, while `going_on` returns True."""
         short = min(self._echoed(1, b"", going_on) for _ in range(_PINGS))
         long = min(self._echoed(_BURST, bytes(MOST_ECHOED), going_on) for _ in range(_PINGS))
         if long < inf:
@@ -135,7 +135,7 @@ class WorkerInquiry:
     def _take(self, message: object) -> None:
         if isinstance(message, WrongProtocolError):
             other, own = plain(str(message), SENTENCE_CHARACTERS), f"tpi {__version__} (protocol {protocol():x})"
-            self.problem = f"it runs {other}, this is {own}; install the same on both"
+            self.problem = f"it runs {other}, this machine runs {own}; install the same version on both"
         elif isinstance(message, Condition) and message.number == self._number:
             self.round_trip = time.monotonic() - self._sent_at
             self.condition = said = _shown(message, self.reach)
@@ -143,7 +143,7 @@ class WorkerInquiry:
 
 
 def _shown(said: Condition, asked: Sequence[str]) -> Condition:
-    """Return a worker's answer without control characters, and with only those ports that it was `asked` to try."""
+    """Return a worker's answer without control characters, and without ports that were not `asked` for."""
     profile = replace(said.profile, host=plain(said.profile.host), system=plain(said.profile.system))
     if profile.card is not None:
         profile = replace(profile, card=replace(profile.card, name=plain(profile.card.name)))
@@ -156,7 +156,7 @@ def _shown(said: Condition, asked: Sequence[str]) -> Condition:
 
 
 def link_from(short: float, long: float, nbytes: int) -> Link:
-    """Return the link whose round trip takes `short` seconds, and `long` with `nbytes` of data (Hockney's model)."""
+    """Return the link of Hockney's model whose round trip takes `short` s, and `long` s with `nbytes` of data."""
     return Link(max(short / 2, 1e-6), 2 * nbytes / max(long - short, 1e-6))
 
 
@@ -168,10 +168,10 @@ def ask(
     links: bool = False,
     wanted: Callable[[], bool] = lambda: True,
 ) -> list[WorkerInquiry]:
-    """Ask the workers at `addresses`, all at once; return their answers in that order.
+    """Ask the workers at `addresses`, all at once; return the inquiries in the order of `addresses`.
 
     Args:
-        reach: by address of a worker, the addresses that it is to try to reach.
+        reach: by address of a worker, the addresses to which the worker tries to connect.
         seconds: how long to wait for answers, and for each measurement.
         links: also measure the link to each worker, one after the other.
         wanted: stop early once this returns False.

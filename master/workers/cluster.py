@@ -35,9 +35,9 @@ from tpi.trace import PAGE_SPANS
 from worker.profile import memory_budget
 
 CONNECT_S = 10.0
-STALL_S = 120.0  # a worker that loads and makes no progress for so long is lost
+STALL_S = 120.0  # seconds without progress after which a worker that loads is lost
 STATS_S = 10.0
-_ROOM = 1.125  # a worker left out for lack of memory is tried again once it has 1.125 times as much
+_ROOM = 1.125  # a worker left out for lack of memory is tried again when it has this many times as much
 _LINGER_MS = 200
 _SLICE_MS = 50
 
@@ -69,8 +69,8 @@ class Cluster:
     ) -> "Cluster":
         """Connect to the workers at `addresses` (`HOST:PORT`), all at once.
 
-        If `without` is given, it is called with the error of each worker that fails, and the run goes on without that
-        one.
+        If `without` is given, it is called with the error of each worker that fails, and the run goes on without the
+        worker.
 
         Raises:
             NodeLost: if a worker does not answer within `timeout_s`; earlier if the system reports why.
@@ -145,7 +145,7 @@ class Cluster:
         return [worker.ready for worker in self.workers if worker.ready]
 
     def step(self, step: Step, first: Container[int] | None = None) -> None:
-        """Start a step on every worker. Only those whose ranks are in `first` (None: all) get its hidden states.
+        """Start a step on every worker. Only the ranks in `first` (None: all) get its hidden states.
 
         Raises:
             NodeError: if a worker is lost, or has failed since the last call.
@@ -178,7 +178,7 @@ class Cluster:
             self._circles.judge(self.workers, self.lateness.rank(now), now)
 
     def break_off(self) -> None:
-        """Make every wait for workers, and every question to them, fail from now on. May be called from any thread."""
+        """Make every wait for workers, and every question to workers, fail from now on. For any thread."""
         self._broken_off = True
 
     def check(self) -> None:
@@ -199,7 +199,7 @@ class Cluster:
         return progress is not None and progress != self._watched[rank]
 
     def awaited(self, rank: int) -> int:
-        """Return the rank that keeps the worker of `rank` waiting, or else `rank`; for `Endpoints.awaited`."""
+        """Return the rank for which the worker of `rank` waits, else `rank` itself; for `Endpoints.awaited`."""
         return last_awaited(rank, [worker.heartbeats.missed for worker in self.workers])
 
     def stats(self, waits: Sequence[OtherWaits] = ()) -> list[Stats]:
@@ -226,15 +226,16 @@ class Cluster:
         return worker.spans
 
     def abort(self) -> None:
-        """Abort the current plan on all workers that still live; they wait for the next one."""
+        """Abort the current plan on all workers that are not lost. The workers then wait for the next plan."""
         for worker in self.workers:
             with self._keeper.lock, suppress(NodeError):
                 worker.send(Abort(self.session, self.epoch))
 
     def part(self, error: NodeError) -> list[RemoteWorker]:
-        """Drop the worker that `error` names, and all others that are gone; return them.
+        """Drop the worker that `error` names, and all others that are lost; return the dropped workers.
 
-        The others forget their plan. Workers that were lost, rather than failed, are called again in the background.
+        The remaining workers abort their plan. Workers that were lost and did not fail are called again in the
+        background.
         """
         with self._keeper.lock:
             self._take_in()
@@ -254,7 +255,7 @@ class Cluster:
         return gone
 
     def join(self) -> list[RemoteWorker]:
-        """Add the workers that were called in the background and are ready; return them. They have no plan yet."""
+        """Add the ready workers that were called in the background; return them. They have no plan yet."""
         with self._keeper.lock:
             self.recruits.tend(since_boot())
             taken = self.recruits.take()
@@ -272,7 +273,7 @@ class Cluster:
             self._watched.clear()
 
     def postpone(self, workers: Sequence[RemoteWorker], full: Sequence[RemoteWorker]) -> None:
-        """Disconnect some workers and call them again later; those in `full` only count once they have more memory."""
+        """Disconnect workers and call them again later; those in `full` count only when they have more memory."""
         self.dismiss(workers)
         with self._keeper.lock:
             for worker in workers:
@@ -280,7 +281,7 @@ class Cluster:
                 self.recruits.seek(worker.address, since_boot() + RETRY_S, above=int(enough), key=worker.key)
 
     def seek(self, address: str, key: bytes = b"") -> None:
-        """Call the worker at `address`, or only the owner of `key`, in the background. For any thread."""
+        """Call the worker at `address` in the background; with a `key`, only its owner. For any thread."""
         with self._keeper.lock:
             self.recruits.seek(address, key=key)
 
@@ -305,7 +306,7 @@ class Cluster:
         return bool(self.recruits.ready)
 
     def close(self) -> None:
-        """Disconnect: the workers become idle, and keep their shards."""
+        """Disconnect all workers, which become idle and keep their shards on disk."""
         self._keeper.stop()
         self.recruits.close()
         for worker in self.workers:
@@ -324,13 +325,13 @@ class Cluster:
         return RemoteWorker(self.net, address, self.session, self.places.link(address, called), self.name, key)
 
     def _need(self) -> None:
-        """Start the heartbeat timeout of every worker, because the workers are needed now."""
+        """Start the heartbeat timeout of every worker, because their answers are needed from now on."""
         now = since_boot()
         for worker in self.workers:
             worker.heartbeats.ask(now)
 
     def _take_in(self) -> bool:
-        """Process the messages that have arrived, storing errors; return True while an answer is being timed."""
+        """Process the messages that have arrived, storing errors. Return True while a round trip is measured."""
         for worker in self.workers:
             worker.serve()
         now = since_boot()
@@ -372,7 +373,7 @@ class Cluster:
                 raise worker.lost(f"it has made no progress for {seconds:.0f} s while loading its shard")
 
     def _meet(self, seconds: float, without: Callable[[NodeError], None] | None) -> None:
-        """Wait until all workers have answered, except those that `without` lets go."""
+        """Wait until all workers have answered, except the workers whose errors `without` accepts."""
         awake = Awake()
         while (error := self._not_met(awake, seconds)) is not None:
             gone = [one for one in self.workers if error.node in (one.name, one.address)]

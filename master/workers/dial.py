@@ -1,7 +1,7 @@
-"""Connecting to a worker: the address says where it is, its key says which one it is.
+"""Connecting to a worker: an address locates it, and its key identifies it.
 
-A connection is opened for every key that may be met at the address, and the first that is authenticated is used. On
-this machine no key is needed; a worker that also listens on the network asks for one all the same, which is then this
+A connection is opened for every key that may be valid at the address, and the first authenticated one is used. On
+this machine no key is needed, but a worker that also listens on the network asks for a key, which is then this
 machine's own.
 """
 
@@ -73,7 +73,7 @@ class Dial:
         return None
 
     def obstacle(self) -> str:
-        """Return a sentence on why no key is accepted; empty while one still may be."""
+        """Return a sentence with the reason why no key is accepted; empty while a key may still be accepted."""
         mine = short_key(self._net.policy.identity.public) if self._guarded else ""
         if shut := next((line for line in self.lines if line.monitor.refused), None):
             who = self._net.policy.name_of(shut.key) or "the worker"
@@ -107,7 +107,7 @@ class Dial:
         return bool(self.lines) and all(line.failed and not line.monitor.refused for line in self.lines)
 
     def _call(self, keys: Sequence[bytes]) -> None:
-        """Open connections for as many of `keys` as are allowed at once; try the others when these have failed."""
+        """Open connections for as many of `keys` as are allowed at once; try the others after these have failed."""
         self._untried = keys[_MOST_LINES:]
         try:
             for key in keys[:_MOST_LINES]:

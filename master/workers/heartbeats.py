@@ -1,6 +1,6 @@
-"""The state that a worker's heartbeats report, and how long a silence means that the worker is lost.
+"""The state in a worker's heartbeats, and the length of a silence after which the worker counts as lost.
 
-The silence of a worker that is not needed means nothing; it counts from when the worker is next needed. All times are
+The silence of a worker that is not needed is ignored; it counts from the time when the worker is needed. All times are
 `tpi.system.clocks.since_boot` seconds.
 """
 
@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from tpi.net.fields import WindowState
 from tpi.system.clocks import PAUSE_S
 
-SILENCE_S = 2.5  # without a heartbeat (one is due every 0.25 s); longer on far links and on links that have stuttered
+# seconds without a heartbeat, of which one is due every 0.25 s; longer on far links and after long pauses
+SILENCE_S = 2.5
 _STUTTER = 3  # a silence of 3 times the longest recent pause is tolerated
-_FORGET = 0.98  # factor per heartbeat
+_FORGET = 0.98  # factor by which the longest pause decays per heartbeat
 # TCP retransmits a lost packet after a round trip plus this time, and then after twice, four and eight times as long
 # (RFC 6298, 2 and 5.5; Linux: TCP_RTO_MIN)
 _TCP_VARIANCE_S, _TCP_TRIES = 0.2, 1 + 2 + 4 + 8
@@ -20,18 +21,18 @@ _FAR_S = (
     0.05  # a longer round trip means that packets may be lost: wired links of a home lose none, and WiFi retransmits
 )
 _FARTHEST_S = 1.0  # the longest round trip that is believed: a worker may also answer late for other reasons
-_POLL_S = 0.5  # if the master looks less often than this, pauses say nothing about the link
+_POLL_S = 0.5  # if the master looks less often than at this interval, pauses say nothing about the link
 _RETRY_S = 120.0  # the longest pause between two attempts of TCP to send the same data (Linux: TCP_RTO_MAX)
 _EXCHANGES, _APART_S = 4, 0.25  # exchanges that measure the round trip, and the time between two
-_AGAIN_S = 5.0  # between two more exchanges on a far link, and until an answer is given up
+_AGAIN_S = 5.0  # seconds between two further exchanges on a far link, and until a missing answer is ignored
 
 
 @dataclass
 class RoundTrip:
     """The round-trip time of a link: the shortest of several exchanges.
 
-    A single exchange says little: the worker may answer late, or this process may notice the answer late. So the master
-    checks for answers more often, and keeps measuring a link while its round trip seems long.
+    A single exchange says little: the worker may answer late, or this process may notice the answer late. Therefore the
+    master checks for answers more often, and keeps measuring a link while its round trip seems long.
     """
 
     seconds: float = 0.0  # 0: not known yet
@@ -58,7 +59,7 @@ class RoundTrip:
         return self._number
 
     def awaited(self, now: float) -> bool:
-        """Return True if an answer is due. Noticing it late would falsify the measurement."""
+        """Return True if an answer is due. The caller must read it at once: a delay would falsify the result."""
         return bool(self._number) and now - self._sent < _FARTHEST_S
 
     def answered(self, number: int, now: float) -> None:
@@ -81,9 +82,9 @@ class HeartbeatState:
     step: int = 0  # the running step, or the last one
     window: WindowState = field(default_factory=WindowState)
     missed: int = -1  # rank whose message is late in a sum while this worker waits for nothing else; -1: none
-    advanced: float = 0.0  # when `progress` last grew
-    seen: float = 0.0  # when anything was last received
-    asked: float = 0.0  # since when an answer is due
+    advanced: float = 0.0  # time when `progress` last grew
+    seen: float = 0.0  # time when anything was last received
+    asked: float = 0.0  # time since which an answer is due
     looked: float = 0.0
     pause: float = 0.0  # the longest recent pause, decaying
     link: RoundTrip = field(default_factory=RoundTrip)  # tolerates far links before their first stutter
@@ -93,14 +94,14 @@ class HeartbeatState:
         """Prepare for processing the messages that have arrived by time `now`."""
         gap = now - self.looked
         self._closely = gap < _POLL_S
-        if self.looked and gap > PAUSE_S:  # this process stood still; the worker is not to blame
+        if self.looked and gap > PAUSE_S:  # this process stood still, so the gap is not the worker's
             # what it sent meanwhile may take as long again: TCP doubles the time between its attempts
             self.asked = now + min(gap, _RETRY_S)
             self.advanced += gap
         self.looked = now
 
     def ask(self, now: float) -> None:
-        """Record that the worker is needed from now on."""
+        """Record that an answer of the worker is needed from `now` on."""
         self.asked = max(self.asked, now)
 
     def hear(self, now: float) -> None:

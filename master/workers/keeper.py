@@ -4,21 +4,21 @@ from collections.abc import Callable
 from threading import Event, RLock, Thread
 
 _TURN_S = 0.25
-_CLOSE_S = 0.01  # while an answer is timed
+_CLOSE_S = 0.01  # seconds between two calls of `tend` while a round trip is measured
 
 
 class Keeper:
-    """Calls `tend` a few times a second, under a lock that any other user of the sockets must hold.
+    """A thread that calls `tend` a few times a second, under a lock that every other user of the sockets must hold.
 
-    The keeper never waits for the lock: the thread that holds it tends the sockets itself. So other threads only pay
-    for a lock that is nearly always free, and no work is handed between threads. While an answer is timed, it calls
-    more often.
+    The keeper never waits for the lock: the thread that holds it tends the sockets itself. Therefore other threads only
+    pay for a lock that is nearly always free, and no work is handed between threads. The keeper
+    calls more often while a round trip is measured.
     """
 
     def __init__(self, tend: Callable[[], bool]) -> None:
         """Create the thread.
 
-        `tend` returns True while an answer is timed; its exception ends the thread, see `problem`.
+        `tend` returns True while a round trip is measured. Its exception ends the thread and is stored in `problem`.
         """
         self.lock = RLock()
         self.problem: Exception | None = None

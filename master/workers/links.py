@@ -1,4 +1,4 @@
-"""Broken links between workers: nodes that wait for each other for ever although each of them lives.
+"""Broken links between workers: nodes that wait for each other for ever although every node runs.
 
 A node waits patiently for another that computes. But if nodes wait in a circle for longer than any message takes, or
 one waits for a node that is done, then a link delivers nothing. The master detects that from heartbeats alone.
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from master.workers.remote import RemoteWorker
 from tpi.errors import NodeLost
 
-CONFIRMED_S = 0.6  # for which a pattern has to last: two heartbeats of every node
-APART_S = 60.0  # until a worker that another could not reach is called again
+CONFIRMED_S = 0.6  # seconds for which a pattern has to last: two heartbeats of every node
+APART_S = 60.0  # seconds until a worker that another worker could not reach is called again
 
 
 class LinkBrokenError(NodeLost):
-    """A live worker that another worker cannot reach."""
+    """Error for a running worker that another worker cannot reach."""
 
 
 def broken_link(missed: Sequence[int], done: Sequence[bool]) -> tuple[int, int] | None:
     """Return (the worker that waits, the worker whose messages do not arrive), or None if no link is broken.
 
-    A link is broken if nodes wait in a circle, or one waits for a node that is done with the step. `missed` has the
+    A link is broken if nodes wait in a circle, or a node waits for another that is done with the step. `missed` has the
     rank for which each rank waits (-1: none), `done` which ranks are done. A circle of the master and one worker is not
     reported: heartbeats cover that link.
     """
@@ -38,7 +38,7 @@ def broken_link(missed: Sequence[int], done: Sequence[bool]) -> tuple[int, int] 
 
 
 def last_awaited(rank: int, missed: Sequence[int]) -> int:
-    """Return the rank at the end of the chain of waits that begins at the worker of `rank`: the one that computes.
+    """Return the rank at the end of the chain of waits that begins at `rank`: that node computes.
 
     `missed` has the rank for which each worker waits, rank 1 first (-1: none). A wait for the master, or in a circle,
     ends the chain.

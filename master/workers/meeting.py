@@ -1,4 +1,4 @@
-"""The first exchange with workers: which of them answer, why others do not, and their names."""
+"""The first exchange with workers: it finds the workers that answer, the reasons of the others, and names."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,8 @@ from tpi.errors import NodeLost, NodeRefused
 from tpi.net.sockets import split_address
 from tpi.text import NAME_CHARACTERS
 
-_PROBE_AFTER_S = 0.3  # without a connection
-_TRUST_AFTER_S = 0.6  # long enough for the probe to report first
+_PROBE_AFTER_S = 0.3  # seconds without a connection
+_TRUST_AFTER_S = 0.6  # seconds, long enough for the probe to report first
 
 
 class Meeting:

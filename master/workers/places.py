@@ -1,4 +1,4 @@
-"""The identity of workers: one that comes back is recognised by its key, or on this machine by its address."""
+"""The identity of workers. A returning worker is recognised by its key, or on this machine by its address."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from typing import Protocol, TypeVar
 
 @dataclass(frozen=True)
 class WorkerId:
-    """A worker's address and its proven key, which is empty on this machine or if not known yet."""
+    """A worker's address and its proven key. The key is empty on this machine, and until it is known."""
 
     address: str
     key: bytes = b""
 
     def stays(self, other: "WorkerId") -> bool:
-        """Return True if both may be the same worker at the same address."""
+        """Return True if both ids may be the same worker at the same address."""
         return self.address == other.address and (self.key == other.key or not self.key or not other.key)
 
     def moved(self, other: "WorkerId") -> bool:
-        """Return True if both may be the same worker at another address."""
+        """Return True if both ids may be the same worker at different addresses."""
         return bool(self.key) and self.key == other.key
 
 
@@ -45,14 +45,14 @@ Worker = TypeVar("Worker", bound=_Identified)
 
 
 class WorkerOrder:
-    """The order of a run's workers, in which they get their units. A worker that returns gets the units that it has."""
+    """The order in which a run's workers get their units. A worker that returns gets the units that it has."""
 
     def __init__(self) -> None:
         self.known: list[WorkerId] = []
         self._links: dict[str, int] = {}
 
     def ordered(self, workers: Iterable[Worker]) -> list[Worker]:
-        """Return the workers in their places; new ones come last."""
+        """Return the workers in the order of earlier calls; new workers come last."""
         each = list(workers)
         numbers = recognise([one.id for one in each], self.known)
         for index, one in enumerate(each):

@@ -1,4 +1,4 @@
-"""The predictors that are sent to the nodes: each node gets the rows of its own neurons, as a block without units."""
+"""The predictors for the nodes: each node gets the rows of its own neurons, as a block without units."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -136,7 +136,7 @@ def has_records(pack: Pack) -> bool:
 
 
 def are_records(config: ModelConfig, blocks: Sequence[BlockShape]) -> bool:
-    """Return True if `has_records` is true of a model with these blocks."""
+    """Return True if `has_records` would be True for a model with `config` and `blocks`."""
     ffn = [block for block in blocks if block.kind != "attention"]
     return config.activation in SPARSE and all(
         block.kind == "ffn" and [run.layout for run in block.runs] == ["record"] for block in ffn

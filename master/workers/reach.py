@@ -9,7 +9,7 @@ import socket
 from threading import Thread
 
 _GREETING = b"\xff" + bytes(7) + b"\x01\x7f"  # ZMTP 3.1: how either side of a connection begins
-_HTTP = b"\r\n\r\n"  # makes a web server answer; a worker ignores it
+_HTTP = b"\r\n\r\n"  # bytes that make a web server answer; a worker ignores them
 _ANSWER_S = 2.0
 
 
@@ -20,7 +20,7 @@ def listen_example(address: str) -> str:
 
 
 def obstacle(host: str, port: int) -> str:
-    """Return a sentence on why the address cannot be reached; empty if unknown. `host` may be in brackets."""
+    """Return the reason why the address cannot be reached; empty if unknown. `host` may be in brackets."""
     bare = host.strip("[]")
     where = f"{host}:{port}"
     try:
@@ -51,7 +51,7 @@ class ReachProbe:
         self.found = obstacle(host, port)
 
     def close(self) -> None:
-        """Wait for the thread, but not long enough for a slow name server."""
+        """Wait for the thread, but not for a slow name server."""
         self._thread.join(_ANSWER_S)
 
 
@@ -66,7 +66,7 @@ def _unknown(host: str, port: int) -> str:
 def _refusal(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.ECONNREFUSED:
         return (
-            f"no worker answers at {host}:{port} (connection refused); start one on that machine with: "
+            f"no worker answers at {host}:{port} (connection refused); start a worker on that machine with: "
             f"{listen_example(f'{host}:{port}')} (without --listen it accepts connections from its own machine only)"
         )
     reason = os.strerror(error.errno or 0)

@@ -1,4 +1,4 @@
-"""Workers that are called in the background: lost ones that may come back, and others that could not help before."""
+"""Workers that are called in the background: lost workers that may return, and workers that could not join before."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from master.workers.remote import RemoteWorker
 from tpi.errors import NodeInUse, NodeRefused, NodeTwice, TpiError
 from worker.profile import memory_budget
 
-RETRY_S = 2.0  # until a worker that refused or hung up is called again
-ROOM_S = 30.0  # until a worker with too little memory, or one that refuses this machine's key, is asked again
+RETRY_S = 2.0  # seconds until a worker that refused or hung up is called again
+ROOM_S = 30.0  # seconds until a worker with too little memory, or without trust in this machine's key, is asked again
 _MOST_ANNOUNCED = 3  # addresses per key, the newest: announcements are not authenticated
 
 
@@ -17,13 +17,13 @@ class _Call:
     address: str
     worker: RemoteWorker | None = None
     next_at: float = 0.0
-    begin_at: float = 0.0  # not called before this time
-    above: int = 0  # bytes; the worker may help if it has more memory than this
+    begin_at: float = 0.0  # earliest time of the next call, in `since_boot` seconds
+    above: int = 0  # the worker may join if it has more than this many bytes of memory
     key: bytes = b""  # only the owner of this key is wanted; empty: any trusted worker
-    announced: bool = False  # the address was announced, and no worker was met there yet
+    announced: bool = False  # the address was announced, and no worker has answered there yet
 
     def at(self, address: str, key: bytes) -> bool:
-        """Return True if this is a call to `address` that the owner of `key` may answer."""
+        """Return True if this call is to `address` and the owner of `key` may answer it."""
         return self.address == address and (self.key == key or not self.key or not key)
 
     @property
@@ -33,13 +33,13 @@ class _Call:
 
 
 class Recruits:
-    """Calls every address again and again, until the worker that answers is taken.
+    """List of addresses that are called again and again, until the worker that answers is taken.
 
     Used by one thread at a time; no method blocks.
     """
 
     def __init__(self, call: Callable[[str, bytes], RemoteWorker]) -> None:
-        """Create an empty list. `call` starts a call to an address, to the owner of a key."""
+        """Create an empty list. `call(address, key)` starts a call to the owner of `key` (empty: any worker)."""
         self.look_over: Callable[[RemoteWorker], None] | None = None  # admits workers, now or later; None: all are
         self._call = call
         self._calls: list[_Call] = []
@@ -50,9 +50,9 @@ class Recruits:
             self._calls.append(_Call(address, next_at=begin_at, begin_at=begin_at, above=above, key=key))
 
     def try_announced(self, address: str, key: bytes) -> None:
-        """Call `address`, where the owner of `key` is announced; only the newest announcements are tried.
+        """Call `address`, at which the owner of `key` was announced. Only the newest announcements are tried.
 
-        A new address of a known worker takes over what its other addresses wait for: a time, and memory.
+        A new address of a known worker takes over the conditions of its other addresses: earliest time, and memory.
         """
         if any(one.at(address, key) for one in self._calls):
             return
@@ -63,7 +63,7 @@ class Recruits:
         self._forget(said[:-_MOST_ANNOUNCED])
 
     def misses(self, key: bytes) -> bool:
-        """Return True if an owner of `key` is being called at an address where it was met before."""
+        """Return True if the owner of `key` is being called at an address where it has answered before."""
         return any(one.key == key and not one.announced for one in self._calls)
 
     @property
@@ -90,12 +90,12 @@ class Recruits:
 
     @property
     def called(self) -> list[RemoteWorker]:
-        """The workers that are being called, or have answered."""
+        """Return the workers that are being called or have answered."""
         return [one.worker for one in self._calls if one.worker]
 
     @property
     def ready(self) -> list[RemoteWorker]:
-        """The workers that have answered and may be used now."""
+        """Return the workers that have answered and may be used now."""
         return [worker for worker in self.called if _free(worker) and (self.look_over is None or worker.admitted)]
 
     @property
@@ -105,7 +105,7 @@ class Recruits:
             yield from worker.sockets
 
     def take(self) -> list[RemoteWorker]:
-        """Return the workers that are ready, and stop calling them, at any address. They then belong to the caller."""
+        """Return the ready workers, which then belong to the caller, and stop all calls to these workers."""
         taken = [one for one in self._calls if one.worker in self.ready]
         self._calls = [one for one in self._calls if one not in taken]
         for found in taken:
@@ -117,7 +117,7 @@ class Recruits:
         self._forget(self._calls)
 
     def _found(self, found: _Call) -> None:
-        """Stop calling the same worker at other addresses: where it was met, and where it was announced."""
+        """Stop the calls to the worker of `found` at its other addresses, known and announced ones."""
         key = found.worker.key if found.worker else b""
         others = [one for one in self._calls if key and one.key == key and not one.met]
         if found.announced:
@@ -144,5 +144,5 @@ class Recruits:
 
 
 def _free(worker: RemoteWorker) -> bool:
-    """Return True if the worker serves this master already and computes nothing. A worker that hangs is never idle."""
+    """Return True if the worker serves this master already and computes nothing. A worker that hangs is never free."""
     return worker.hello is not None and worker.connected and worker.idle

@@ -33,8 +33,8 @@ from tpi.system.clocks import since_boot
 from tpi.text import SENTENCE_CHARACTERS, plain, with_address
 
 ALIVE_S = 1.0  # seconds between the `Alive` messages that a worker gets
-_ALIVE_SLOW_S = 5.0  # for a worker that does not seem to read them
-_SEND_MS, _SEND_TRIES = 50, 40  # how long to wait for room in a worker's queue, and how often
+_ALIVE_SLOW_S = 5.0  # the same for a worker that does not seem to read the messages
+_SEND_MS, _SEND_TRIES = 50, 40  # milliseconds to wait for space in a worker's queue, and number of attempts
 _MOST_CHANGES = 64  # connection events that are handled at once
 
 
@@ -61,20 +61,20 @@ class RemoteWorker:
         self.dropped = 0
         self.connected = False
         self.idle = False  # the worker reported that it computes nothing
-        self.admitted: bool | None = None  # whether it may join a run that measures workers; None: not measured yet
+        self.admitted: bool | None = None  # True if it may join a run that measures workers; None: not measured yet
         self.key = b""  # the key that the worker has proved to own; empty on this machine
         self.problem: TpiError | None = None  # an error found while no caller could handle it
         self._alive_at = 0.0
-        self._joined_at = 0.0  # when `Join` was last sent
+        self._joined_at = 0.0  # time when `Join` was last sent
         self._net = net
         self._identity = master_identity(session, link)
         self._session = session
-        self.epoch = 0  # of the last plan that it was given
+        self.epoch = 0  # number of the last plan that it was given
         self._master = master
         self._host, self._port = split_address(address)
         self._dial = Dial(net, address, self._identity, key)
         self._line: Line | None = None
-        self._channel: Channel | None = None  # None until it has answered
+        self._channel: Channel | None = None  # None until the worker has answered
 
     @property
     def id(self) -> WorkerId:
@@ -93,7 +93,7 @@ class RemoteWorker:
             yield self.feeder.monitor.events
 
     def peer(self, rank: int) -> PeerAddress:
-        """Return its address and key on the collective plane, as node `rank`."""
+        """Return the worker as node `rank` of the collective plane, with its address and key."""
         assert self.hello
         return PeerAddress(rank, self.name, f"tcp://{self._host}:{self.hello.collective_port}", self.key)
 
@@ -101,7 +101,7 @@ class RemoteWorker:
         """Prepare for a new plan: messages of other epochs are dropped from now on."""
         self.epoch, self.ready, self.stats = epoch, None, None
         if not isinstance(self.problem, NodeLost | NodeRefused):
-            self.problem = None  # it was the last plan's problem
+            self.problem = None  # a problem of an earlier plan does not count
         self.heartbeats.advanced, self.heartbeats.missed = since_boot(), -1
 
     def send(self, message: object) -> None:
@@ -122,7 +122,7 @@ class RemoteWorker:
             if self._sent(frames):
                 self._alive_at = self.heartbeats.looked + ALIVE_S  # any message shows that the master lives
                 return
-            self.serve()  # its queue is full or its connection has ended; serve() may find out which
+            self.serve()  # the queue is full or the connection has ended; serve() stores the reason
             if self.problem is not None:
                 raise self.problem
         raise self.lost("its connection is gone")
@@ -144,7 +144,7 @@ class RemoteWorker:
                 self._channel.offer(Echo(self.heartbeats.link.begin(now), b""))
 
     def judge(self, now: float) -> None:
-        """Check that the worker, which is needed now, is alive and has not failed.
+        """Raise an error unless the worker, which is needed now, is alive and has not failed.
 
         Raises:
             NodeLost, NodeRefused, NodeError: if the worker is gone, refuses, or has failed.
@@ -159,7 +159,7 @@ class RemoteWorker:
         return isinstance(self.problem, NodeLost | NodeRefused) or not self.connected or self.heartbeats.silent(now)
 
     def lost(self, reason: str) -> NodeLost:
-        """Return the error that says that this worker is lost, and why."""
+        """Return a NodeLost error that names this worker and the `reason`."""
         return NodeLost(
             self.name, f"worker {self._who} is lost: {reason}; check that it runs and can be reached, then start again"
         )
@@ -179,7 +179,7 @@ class RemoteWorker:
             self._channel.close(linger_ms)
 
     def obstacle(self) -> str:
-        """Return a sentence on why the machine that answers at the address cannot be trusted; empty if it can."""
+        """Return the reason why the machine at the address cannot be trusted; empty if it can be trusted."""
         return "" if self._channel else self._dial.obstacle()
 
     def _serve(self) -> None:
@@ -196,7 +196,7 @@ class RemoteWorker:
             raise NodeRefused(self.name, f"worker {self._who} is not used any more: its key was revoked")
         changes = list(islice(self._line.monitor.changes(), _MOST_CHANGES))
         for _, message in self._channel.receive_batch():
-            self._take(message)  # a message sent before the connection ended may say why it did
+            self._take(message)  # a message sent before the connection ended may contain the reason
         for connected in changes:
             self._connection(connected)
         if self.feeder:
@@ -302,10 +302,10 @@ class RemoteWorker:
         return NodeRefused(self.name, text)
 
     def _refused(self, refusal: Refuse) -> NodeRefused:
-        if refusal.reason == "version":  # the refusal can be read in any version, other messages cannot
+        if refusal.reason == "version":  # a refusal has the same format in every version, other messages do not
             text = (
                 f"worker {self._who} runs tpi {plain(refusal.version)} and could not read a message; install the same "
-                "on both"
+                "version on both"
             )
         elif refusal.reason == "twice":
             master = plain(refusal.in_use_by)

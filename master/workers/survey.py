@@ -1,4 +1,4 @@
-"""The survey: the links between workers are measured before a plan, so that wired neighbours are seen as near.
+"""The survey: the links between workers are measured before a plan, so that plans use near neighbours.
 
 The two workers of a pair measure their link (`worker.measure.link`). Pairs without a common worker do so at the same
 time.
@@ -25,17 +25,17 @@ from tpi.progress import phase, warn
 from tpi.topology.links import Link
 from worker.measure.link import REACH_S
 
-_MOST_S = 5.0  # after which no further measurement begins; only pairs that do not connect take so long
-_ANSWER_S = 2.0  # for an answer, in addition to the time of the measurement
-_DISK_S = 20.0  # for the measurement of a disk; a slow one takes ten seconds for the file that is read
-_FREE_S = 2.0  # for workers to notice that they were released
+_MOST_S = 5.0  # seconds after which no further measurement begins; only pairs that do not connect take so long
+_ANSWER_S = 2.0  # seconds to wait for an answer, in addition to the time of the measurement
+_DISK_S = 20.0  # seconds for the measurement of a disk; a slow disk takes ten for the file that is read
+_FREE_S = 2.0  # seconds for workers to notice that they were released
 
 
 class WorkerLinks:
     """The links between workers on other machines, as measured within the last day."""
 
     def __init__(self, file: Path | None, policy: KeyPolicy | None = None, say: Callable[[str], None] = warn) -> None:
-        """Create the table of links in the cache `file`; without one, of those that this object measures.
+        """Create the table, with the links in the cache `file` (None: only links that this object measures).
 
         `policy` has the keys for connections (None: the user's). `say` gets a sentence for each link that cannot be
         measured.
@@ -47,7 +47,8 @@ class WorkerLinks:
         """Return the known links between nodes, by indices into `ends`: their names from `allreduce.cache.end_of`."""
         pairs = [(a, b) for b in range(len(ends)) for a in range(b)]
         found = {(a, b): self._found.get(frozenset((ends[a], ends[b]))) for a, b in pairs}
-        remembered = cache.load(self._file, ends) if self._file else {}  # also has what runs have measured since
+        # the file also has the links that runs measured since
+        remembered = cache.load(self._file, ends) if self._file else {}
         return {pair: link for pair, link in found.items() if link} | {
             pair: one.link for pair, one in remembered.items()
         }
@@ -59,7 +60,7 @@ class WorkerLinks:
     def survey_at(self, workers: Mapping[str, str], remeasure: bool = False) -> None:
         """Measure the unknown links between workers, or all of them with `remeasure`.
 
-        The workers serve this machine meanwhile; those that serve another master are left out. Does nothing if no link
+        The workers serve this machine meanwhile; workers of another master are left out. Do nothing if no link
         is unknown.
 
         Args:
@@ -84,7 +85,7 @@ class WorkerLinks:
     def survey(self, cluster: Cluster, remeasure: bool = False) -> None:
         """Measure the unknown links between the workers of `cluster`, or all of them with `remeasure`.
 
-        It takes at most about two seconds, and one more for each pair that does not connect, up to six in all. Call it
+        This takes at most about two seconds, and one more for each pair that does not connect, up to six. Call it
         between two steps.
 
         Raises:
@@ -139,7 +140,7 @@ def measure(cluster: Cluster, wanted: Sequence[Pair]) -> dict[Pair, Link | None]
     """Have the workers of `cluster` measure the links of the `wanted` pairs, which are indices into its workers.
 
     Returns:
-        The link of each pair that was asked; None if the two do not reach each other. Pairs are left out after five
+        The link of each measured pair; None if the two workers do not reach each other. Pairs are left out after five
         seconds, and if a worker is lost.
     """
     turns = [[pair for pair in pairs if pair in wanted] for pairs in rounds(len(cluster.workers))]
@@ -159,7 +160,7 @@ def _measure_at_once(cluster: Cluster, pairs: Sequence[Pair], seconds: float) ->
     for (a, b), number in numbers.items():
         one, other = cluster.workers[a], cluster.workers[b]
         peers = (one.peer(0), other.peer(1))
-        for rank, worker in ((1, other), (0, one)):  # first the one that listens
+        for rank, worker in ((1, other), (0, one)):  # the listening worker first
             cluster.ask(AskLink(cluster.session, worker.epoch, number, rank, seconds, peers), worker)
 
     def answered() -> bool:
@@ -175,7 +176,7 @@ class _LateError(TpiError):
 
 
 def _link(cluster: Cluster, index: int, number: int) -> Link | None:
-    """Return the link that the worker at `index` has measured for question `number`; None if it could not."""
+    """Return the link that the worker at `index` measured for question `number`; None if that failed."""
     answer = _answer(cluster, index, number)
     if answer is None or not answer.latency_s or not answer.bytes_per_s:
         return None
@@ -193,7 +194,7 @@ def _pairs(count: int) -> list[Pair]:
 
 
 def _await_release(addresses: Sequence[str], policy: KeyPolicy | None) -> None:
-    """Wait until the workers serve this process no more: a goodbye may arrive after the next call."""
+    """Wait until the workers at `addresses` no longer serve this process, because `Bye` may arrive late."""
     ends = time.monotonic() + _FREE_S
     with closing(Net(policy=policy)) as net:
         while any(one.in_use for one in ask(net, addresses)) and time.monotonic() < ends:

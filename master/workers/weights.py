@@ -30,23 +30,23 @@ F32 = npt.NDArray[np.float32]
 Allowed = dict[tuple[bytes, str], list[Range]]
 """The ranges of units of each run of a block, by (block id, run name), that a worker may ask for."""
 _WRONG = "a unit does not match its hash"
-_MOST_TIMES = 8  # a worker is sent its part at most 8 times: damage and broken connections take some
-_EARLIER = 8  # earlier plans whose requests may still be on their way
+_MOST_TIMES = 8  # a worker is sent its part at most this many times, because of damage and broken connections
+_EARLIER = 8  # number of earlier plans whose requests may still arrive
 
 
 class UnitSource(Protocol):
-    """A source of the units that workers ask for."""
+    """A source of the units that workers request."""
 
     def read(self, need: Need) -> memoryview:
-        """Return the bytes that `need` asks for.
+        """Return the bytes of the request `need`.
 
         Raises:
-            WeightsError: if the source does not have them.
+            WeightsError: if the source does not have the units.
         """
 
 
 class PackSource:
-    """The layers of a pack, and predictors sent in addition to them; never its embedding, head or final norm."""
+    """The layers of a pack, and predictors for workers; never the pack's embedding, head or final norm."""
 
     def __init__(self, pack: Pack, sent: PredictorSource | None = None) -> None:
         self._sent = sent.vectors if sent is not None else {}
@@ -54,10 +54,10 @@ class PackSource:
         self._verifiers: dict[tuple[bytes, str], Callable[[int, Bytes], None]] = {}
 
     def read(self, need: Need) -> memoryview:
-        """Return the bytes that `need` asks for; units are checked against their hashes first.
+        """Return the bytes of the request `need`, after a check of its units against their hashes.
 
         Raises:
-            WeightsError: if the pack has no such units, or they are damaged.
+            WeightsError: if the pack does not have the units, or the units are damaged.
         """
         block = self.blocks.get(need.block)
         if need.run == "vectors" and need.block in self._sent:
@@ -69,7 +69,7 @@ class PackSource:
         if need.run not in (run.name for run in block.shape.runs):
             raise WeightsError(f"the block has no run {need.run!r}")
         units = block.read_units(need.run, need.first, need.last)
-        self._verifier(block, need)(need.first, units)  # damage is reported on this side rather than by the receiver
+        self._verifier(block, need)(need.first, units)  # damage is found here, before the receiver finds it
         return units.data.cast("B")
 
     def _verifier(self, block: PackBlock, need: Need) -> Callable[[int, Bytes], None]:
@@ -98,9 +98,9 @@ class WeightServer:
         self._assign: Assign | None = None
         self._source: UnitSource | None = None
         self._allowed: Allowed = {}
-        self._over: deque[Allowed] = deque(maxlen=_EARLIER)  # what earlier plans allowed
+        self._over: deque[Allowed] = deque(maxlen=_EARLIER)  # units that earlier plans allowed
         self._unit_bytes: dict[tuple[bytes, str], int] = {}
-        self._nbytes = 0  # bytes of the current plan
+        self._nbytes = 0  # size of the worker's part of the current plan
 
     def begin(self, assign: Assign, source: UnitSource) -> None:
         """Serve the units of `assign` from now on."""
@@ -119,7 +119,7 @@ class WeightServer:
         """Answer the messages that have arrived, without blocking for long.
 
         Raises:
-            WeightsError: if the worker has been sent its part many times over, and still asks.
+            WeightsError: if the worker has been sent its part `_MOST_TIMES` times, and still asks.
         """
         for connected in self.monitor.changes():
             if connected:
@@ -177,7 +177,7 @@ def own_blocks(
     """Return rank 0's blocks in the order of `assign.blocks`.
 
     A block whose units are one byte range of the pack is used in place; other blocks become images in the cache.
-    Predictors that are `sent` in addition to the pack are used as they are in memory.
+    The predictors in `sent` are used directly from memory.
 
     Raises:
         WeightsError: if the pack is damaged, or the disk is full.

@@ -1,4 +1,4 @@
-"""A report of the features of this machine that a testbed can use. Each one is tried."""
+"""A report of the features of this machine that a testbed can use. The doctor tries each feature."""
 
 import os
 import statistics
@@ -21,8 +21,8 @@ class Finding:
 
     Attributes:
         what: the feature.
-        good: True if the feature works, False if it does not, None if either is fine.
-        meaning: what follows from that, or what to do about it.
+        good: True if the feature works, False if it does not, None if a testbed does not depend on it.
+        meaning: the consequence for a testbed, or the way to fix the problem.
         needed: True if no testbed can be created without the feature.
     """
 
@@ -44,7 +44,7 @@ def examine() -> Iterator[Finding]:
 
 
 def _obstacles() -> Iterator[Finding]:
-    """Yield whether this process may create namespaces and TUN devices, with advice for each obstacle."""
+    """Yield findings on whether this process may create namespaces and TUN devices, with advice for each obstacle."""
     if not Path("/proc/self/ns/net").exists():
         yield Finding("Linux", False, "this system has no network namespaces; use a machine with Linux", True)
         return

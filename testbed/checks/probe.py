@@ -1,7 +1,7 @@
 """Sockets in all namespaces of a testbed, and measurements between them.
 
 One process has both ends of each packet, so both are on one clock. The one-way delay is the kernel's time stamp on
-arrival minus the time of sending, so it does not matter how late this process wakes up to read the packet.
+arrival minus the time of sending, so a late wake-up of this process does not change it.
 """
 
 import os
@@ -27,7 +27,7 @@ _BUFFER = 64 << 20
 
 
 class HostProbe:
-    """Sockets in all namespaces of a testbed. A context manager, which closes them."""
+    """Sockets in all namespaces of a testbed. As a context manager, it closes the sockets at the end of the block."""
 
     def __init__(self, record: TestbedRecord) -> None:
         self._sockets: list[socket.socket] = []
@@ -76,7 +76,7 @@ class HostProbe:
                     seen[source, target].append(arrived - sent)
 
     def _receive(self, target: int) -> tuple[float, bytes]:
-        """Return the time at which the kernel received a packet, and the packet."""
+        """Read one packet of `target`; return the kernel's time of arrival in seconds, and the packet."""
         data, extra, _, _ = self._sockets[target].recvmsg(_LARGEST, 64)
         for level, kind, stamp in extra:
             if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
@@ -96,7 +96,7 @@ class HostProbe:
             target: number of the receiving device.
             expected: approximate result.
             seconds: how long the train should take. The queues on the path must be able to hold it.
-            lossy: the path loses packets, so that larger datagrams would hardly ever arrive whole.
+            lossy: the path loses packets, so that large datagrams would rarely arrive complete.
             turns: one-way seconds of the path if it crosses a shared medium twice, else None. Then the whole train is
                 timed from its start, because its beginning comes out faster than its end.
         """

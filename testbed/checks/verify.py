@@ -21,7 +21,7 @@ _TRAIN_SECONDS = 0.08
 class LinkMeasurement:
     """A measurement for a pair of devices, and the expected value.
 
-    The unit is seconds for a round trip, bits per second from the first to the second device for a bandwidth.
+    A round trip is in seconds. A bandwidth is in bits per second, from the first to the second device.
     """
 
     pair: tuple[str, str]
@@ -51,7 +51,7 @@ def verify(bed: Testbed) -> list[LinkMeasurement]:
     """
     with HostProbe(bed.record) as probe:
         results: dict[tuple[str, tuple[str, str]], LinkMeasurement] = {}
-        wanted: set[tuple[str, str]] | None = None  # all
+        wanted: set[tuple[str, str]] | None = None  # None: all pairs
         for attempt in range(ROUNDS):
             time.sleep(_BREATH * attempt)
             if bed.record.backend == "tun":  # in each round, because a machine's speed varies
@@ -77,7 +77,7 @@ def _names(bed: Testbed, pair: tuple[int, int]) -> tuple[str, str]:
 
 
 def _calibrate(bed: Testbed, probe: HostProbe) -> None:
-    """Measure the delay that the user-space link itself adds, and have it subtracted."""
+    """Measure the delay that the user-space link process adds, and make the process subtract it from every delay."""
     pairs = _pairs(bed)
     for _ in range(2):
         measured = probe.delays([*pairs, *((b, a) for a, b in pairs)])
@@ -101,7 +101,7 @@ def _round_trips(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | 
 
 
 def _bandwidths(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | None) -> list[LinkMeasurement]:
-    """Measure the bandwidth from each device to the next, which uses every device's own link in both directions."""
+    """Measure the bandwidth from each device to the next. This covers each device's own link in both directions."""
     count = len(bed.topology.devices)
     results = []
     for pair in [(i, (i + 1) % count) for i in range(count) if count > 1]:

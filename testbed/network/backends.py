@@ -22,7 +22,7 @@ class Backend(Protocol):
     def handlers(self) -> dict[str, Callable[..., Any]]:
         """Return the functions for requests through `testbed.control`.
 
-        They are cut, heal, slow, report, reset, and for the `tun` backend compensate.
+        The requests are cut, heal, slow, report, reset, and for the `tun` backend compensate.
         """
 
 
@@ -63,7 +63,7 @@ class TunBackend:
 def choose_backend(topology: Topology, wanted: str, has_netem: bool) -> str:
     """Return the backend to use.
 
-    For `wanted` "auto" it is tc if the kernel can do all that the topology asks for, else tun.
+    For `wanted` "auto", return tc if the kernel supports all features of the topology, else tun.
 
     Raises:
         TestbedError: if `wanted` cannot emulate the topology.
@@ -82,7 +82,7 @@ def choose_backend(topology: Topology, wanted: str, has_netem: bool) -> str:
 
 
 def open_backend(topology: Topology, name: str) -> Backend:
-    """Create the namespaces and links of `topology`. They last as long as this process."""
+    """Create the namespaces and links of `topology`. The network ends with this process."""
     if name == "tun":
         return TunBackend(topology)
     from testbed.network.tc import TcBackend  # pyroute2 takes a third of a second to import

@@ -36,7 +36,7 @@ class Emulator:
         self.native.send(now, source, target, packet)
 
     def due(self, now: float, slack: float = 0.0) -> list[tuple[float, int, bytes]]:
-        """Return the packets that arrive by `now` + `slack` seconds, in order: time due, device, packet."""
+        """Remove and return the packets that arrive by `now` + `slack` seconds, in order: time due, device, packet."""
         return self.native.due(now, slack)
 
     def next_event(self) -> float:
@@ -49,7 +49,7 @@ class Emulator:
         return self.native.dropped
 
     def _along(self, source: str, target: str) -> list[int]:
-        """Return the channels of a path: each hop's own, then the medium of the router at either end of it."""
+        """Return the channels of a path: for each hop, the link's own channel, then the shared media of its routers."""
         numbers = []
         for hop in self._topology.path(source, target):
             numbers.append(self._numbers[hop.source, hop.target])

@@ -1,7 +1,7 @@
 """Network namespaces and TUN devices by system calls: without iproute2, and without leaving anything on disk.
 
-These namespaces have no names. A namespace is an open file descriptor, and disappears with the last descriptor and
-process in it. So a testbed whose holder is killed leaves neither a namespace nor a TUN device behind.
+The namespaces have no names. A namespace is an open file descriptor, and disappears with the last descriptor and
+process in it. Therefore a testbed whose holder is killed leaves neither a namespace nor a TUN device behind.
 """
 
 import ctypes
@@ -56,7 +56,7 @@ def die_with_parent(signal_number: int) -> None:
 
 
 def sharpen_timers() -> None:
-    """Make this process's sleeps end within a microsecond of their time instead of the usual fifty."""
+    """Reduce the error of this process's sleeps from the usual 50 microseconds to 1."""
     _libc("prctl", PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
@@ -72,7 +72,10 @@ def enter_namespace(descriptor: int) -> None:
 
 @contextmanager
 def inside(descriptor: int) -> Iterator[None]:
-    """Run the block in another namespace. Sockets opened in it stay there. Only the calling thread moves."""
+    """Run the `with` block in another namespace. Sockets opened in the block stay in that namespace.
+
+    Only the calling thread moves.
+    """
     before = current_namespace()
     try:
         enter_namespace(descriptor)
@@ -102,7 +105,10 @@ def new_namespace() -> int:
 
 
 def congestion_control() -> str:
-    """Set the congestion control of the calling thread's namespace from `CONGESTION`. Return the one in use."""
+    """Set the congestion control of the calling thread's namespace from `CONGESTION`.
+
+    Return the name of the algorithm in use.
+    """
     setting = Path("/proc/sys/net/ipv4/tcp_congestion_control")
     for name in CONGESTION:
         with suppress(OSError):  # not available, or not allowed outside the host's own namespace
@@ -117,7 +123,7 @@ def open_tun(address: str, prefix: int, mtu: int, offload: bool) -> int:
     Args:
         address: IPv4 address of this end; the whole `prefix` is reached through the device.
         prefix: length of the network prefix in bits.
-        mtu: most bytes in an IP packet.
+        mtu: the maximum size of an IP packet in bytes.
         offload: let TCP pass up to 64 KiB at once, which needs a tenth of the system calls.
 
     Returns:

@@ -12,7 +12,7 @@ _KIND, _ROOT, _LOOPBACK = 1, 0xFFFFFFFF, 1
 
 
 def has_qdisc(kind: str) -> bool:
-    """Return True if the kernel has, or can load, the queueing discipline `kind`. Asks in a new namespace."""
+    """Return True if the kernel has, or can load, the queueing discipline `kind`. The test runs in a new namespace."""
     name = kind.encode() + b"\0"
     attribute = struct.pack("HH", 4 + len(name), _KIND) + name.ljust(-(-len(name) // 4) * 4, b"\0")
     body = struct.pack("BBHiIII", socket.AF_UNSPEC, 0, 0, _LOOPBACK, 0, _ROOT, 0) + attribute

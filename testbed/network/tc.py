@@ -1,7 +1,7 @@
 """Emulation by the kernel: routers are namespaces too, links are veth pairs, and `tbf` and `netem` shape both ends.
 
-`kernel_requests` returns a list of `KernelRequest`s without touching anything. So they can be compared with a golden
-file on machines whose kernel has no netem.
+`kernel_requests` returns a list of `KernelRequest`s without sending it, so that tests can compare the list with a
+golden file on machines whose kernel has no netem.
 """
 
 import os
@@ -18,9 +18,10 @@ from testbed.network.namespaces import inside, new_namespace
 from tpi.topology.topology import UNLIMITED, HostLink, Topology
 
 MTU = 1500
-_BURST_SECONDS, _BURST_BYTES = 1e-3, 15000  # tbf's burst: the larger of a time at its rate and bytes
+# tbf's burst: the larger of the bytes sent in this many seconds, and this many bytes
+_BURST_SECONDS, _BURST_BYTES = 1e-3, 15000
 _FRAME = 1514  # bytes of a full packet with its Ethernet header
-_MANY = 1_000_000  # packets
+_MANY = 1_000_000  # netem's queue limit, in packets
 _SWITCHES = (("ip_forward", "1"), ("conf/all/rp_filter", "0"), ("conf/default/rp_filter", "0"))
 
 

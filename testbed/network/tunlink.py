@@ -23,7 +23,7 @@ class TunLink:
     """A link process for the TUN devices of `topology`, one per device, in its order.
 
     Args:
-        tuns: non-blocking descriptors of the TUN devices. The caller keeps and closes them.
+        tuns: non-blocking descriptors of the TUN devices. The caller closes them after use.
     """
 
     def __init__(self, topology: Topology, tuns: list[int]) -> None:
@@ -51,7 +51,7 @@ class TunLink:
             pass
 
     def compensate(self, seconds: float) -> None:
-        """Subtract `seconds` more from every delay, unless that is more than this process could have added."""
+        """Subtract `seconds` more from every delay, up to a total of `_MAX_COMPENSATION`."""
         wanted = max(self._link.compensation + seconds, 0.0)
         if wanted <= _MAX_COMPENSATION:
             self._link.compensation = wanted

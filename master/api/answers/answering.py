@@ -11,10 +11,13 @@ from tpi.errors import TpiError
 
 
 class PendingAnswer:
-    """One answer in progress. Iterate over it once; call `cancel` to stop early."""
+    """One answer in progress, as an async iterator of events. Iterate only once; `cancel` stops the answer early."""
 
     def __init__(self, engine: EngineThread, echo: str = "") -> None:
-        """Create an answer; call this on the event loop. If the answer begins with the prompt, `echo` is its text."""
+        """Create an answer; call this on the event loop.
+
+        `echo` is the prompt's text if the answer must begin with it, else "".
+        """
         self.echo = echo
         self._engine = engine
         self._loop = asyncio.get_running_loop()

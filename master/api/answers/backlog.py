@@ -23,7 +23,7 @@ class Backlog:
     def put(self, what: list[Event] | TpiError) -> bool:
         """Add events, or the error that ended the answer.
 
-        Return False if too much is unread; `get` then raises RequestError.
+        Return False if the unread events take too much memory; `get` then raises RequestError.
         """
         if self.overflowed:
             return False

@@ -24,14 +24,14 @@ _NOTES = (
     "int64",
     "password",
 )  # formats of OpenAPI that JSON Schema does not have
-_MOST_STEPS = 200_000  # parts looked at for one schema; objects beyond that stay open
+_MOST_STEPS = 200_000  # limit of subschemas examined in one schema; later objects stay open
 
 
 def close_objects(schema: Any) -> Any:
-    """Return `schema` with each of its objects closed where that is sound.
+    """Return `schema` with each of its objects closed, unless closing would refuse properties that the schema names.
 
     The properties of one object may be spread over `properties`, `allOf`, `anyOf`, `oneOf` and `$ref`; they count
-    together. An object stays as it is if any of these parts mentions `additionalProperties`. Formats that OpenAPI adds
+    together. An object stays open if any of its parts mentions `additionalProperties`. Formats that OpenAPI adds
     are removed: they are notes for a reader and have no grammar.
     """
     return _Closing(schema).result if isinstance(schema, dict) else schema
@@ -47,7 +47,10 @@ class _Closing:
         self.result = self._schema(root, "#", part=False)
 
     def _schema(self, schema: Any, at: str, part: bool) -> Any:
-        """Return the schema at the JSON pointer `at` with its objects closed. A `part` of an object stays open."""
+        """Return the schema at the JSON pointer `at` with its objects closed.
+
+        If it is a `part` of a larger object, leave it open.
+        """
         if not isinstance(schema, dict):
             return schema
         part, union = part or at in self._bases, _is_union(schema)
@@ -66,7 +69,7 @@ class _Closing:
         return {**kind, **found, "properties": properties, "additionalProperties": False}
 
     def _below(self, key: str, value: Any, at: str, part: bool) -> Any:
-        """Return the value of keyword `key` with the schemas in it closed."""
+        """Return `value`, that of the keyword `key`, with the objects of all its schemas closed."""
         inner = part and key in _PARTS
         if isinstance(value, list) and key in _LISTED:
             return [self._schema(one, f"{at}/{index}", inner) for index, one in enumerate(value)]
@@ -102,8 +105,8 @@ class _Closing:
     def _names(self, schema: Schema) -> list[str] | None:
         """Return all properties of the object; None if it names none, is open, or cannot be resolved completely.
 
-        The names are in the order in which the schema describes them, since answers have them in this order. Names that
-        are required but not described come last.
+        The properties are in the schema's order, because answers have the same order. Properties that
+        are required but have no schema come last.
         """
         described, needed, seen, named = dict[str, None](), dict[str, None](), set[str](), False
         parts: list[Any] = [schema]
@@ -129,7 +132,7 @@ class _Closing:
         return list(described | needed) if named else None
 
     def _target(self, ref: str) -> Any:
-        """Return the schema that a reference points to; None if it is not in this schema."""
+        """Return the schema that the reference `ref` points to; None if the root schema does not contain it."""
         first, *words = ref.split("/")
         here: Any = self._root if first == "#" else None
         for word in words:
@@ -142,7 +145,7 @@ class _Closing:
 
 
 def _is_union(schema: Schema) -> bool:
-    """Return True if the schema is only a choice between others, each of which is then closed by itself."""
+    """Return True if the schema has only `anyOf` or `oneOf`, so that each alternative is closed by itself."""
     own = ("$ref", "allOf", "patternProperties", "properties", "required", *_OPEN)
     return ("anyOf" in schema or "oneOf" in schema) and not any(key in schema for key in own)
 

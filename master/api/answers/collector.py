@@ -62,13 +62,13 @@ class Collector:
         self._parser = prepared.answer_format.parser()
         self._tokens: list[int] = []
         self._said, self._calls = "", list[str]()
-        self._cut = False  # text came after the only call that is allowed
-        self._thought = 0  # tokens of the model's reasoning
+        self._cut = False  # True after pieces that followed the only allowed call were dropped
+        self._thought = 0  # number of reasoning tokens
         self._logprobs: list[TokenLogprob] = []
         self._first = self._last = 0.0
 
     def token(self, sampled: Sampled) -> bool:
-        """Take in the next token; return False if the answer is complete."""
+        """Parse the next token and deliver its events; return False if the answer is complete."""
         self._time(sampled.at)
         self._tokens.append(sampled.token)
         if sampled.logprobs is not None and sampled.token not in self._tokenizer.eos_ids:
@@ -105,11 +105,11 @@ class Collector:
 
     @property
     def _enough(self) -> bool:
-        """True if the answer may have only one call, and has it."""
+        """True if the request allows only one call and the answer has it."""
         return self._prepared.answer_format.one_call and bool(self._calls)
 
     def _events(self, pieces: list[Piece]) -> list[Event]:
-        """Return the events of `pieces`: calls get an id, texts their log probabilities.
+        """Return `pieces` as events: give each call an id, and each text its log probabilities.
 
         If only one call is allowed, drop all pieces after it.
         """
@@ -132,9 +132,9 @@ class Collector:
         return events
 
     def _remember(self) -> None:
-        """Remember the answer's tokens, so that a later request that contains the answer gets the same tokens.
+        """Store the answer's tokens by their text, so that later prompts with the answer are encoded the same way.
 
-        Do nothing if the answer was cut short: the client then does not send back what these tokens say.
+        Do nothing if the answer was cut short, because the client then sends back a different text.
         """
         if self._prepared.replayable and self._text.stop_text is None and not self._cut:
             at_end = self._tokens[-1] in self._tokenizer.eos_ids

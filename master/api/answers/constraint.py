@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 F32 = npt.NDArray[np.float32]
 
 _USUAL_S = 0.005  # processor time that each call for one token may take; only time beyond it counts as a delay
-_WORD = 32  # tokens in one integer of the mask
+_WORD = 32  # tokens per integer of llguidance's mask
 _MOST_GRAMMAR = 1 << 17  # length limit in characters
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _QUOTED = re.compile(r"\n +\d+ \| ")
@@ -43,12 +43,12 @@ class GrammarConstraint:
     """The grammar state of one answer; a `master.vocabulary.sampler.Constraint`."""
 
     def __init__(self, matcher: "LLMatcher", vocab: int, share: "GrammarShare") -> None:
-        """Wrap a matcher. `share` accounts for the grammar's memory, which is freed with the last copy."""
+        """Wrap llguidance's matcher. `share` holds the grammar's memory until the last copy of this object is freed."""
         self._matcher, self._vocab, self.share = matcher, vocab, share
         self._mask = np.zeros(-(-vocab // _WORD), np.int32)
 
     def copy(self) -> "GrammarConstraint":
-        """Return a constraint for another answer, in the same state."""
+        """Return an independent constraint in the same state, for another answer."""
         return GrammarConstraint(self._matcher.deep_copy(), self._vocab, self.share)
 
     def allow(self, logits: F32) -> F32:
@@ -80,7 +80,10 @@ class GrammarConstraint:
             self.share.spend(thread_time() - began)
 
     def forced(self) -> list[int]:
-        """Return tokens of the text that must come next, as llguidance would cut it; none if there is a choice."""
+        """Return the token ids of the text that must come next; empty if several texts may follow.
+
+        The tokenization is llguidance's.
+        """
         if self._matcher.is_stopped() or self.share.is_slow:
             return []
         began = thread_time()
@@ -101,7 +104,7 @@ class GrammarConstraint:
 class GrammarShare:
     """The size of one compiled grammar in bytes, and the processor time by which it delays answers.
 
-    Every other answer waits for each token of a slow grammar. One slow token is therefore allowed, but not several in a
+    All other answers wait while the mask of a slow grammar is computed. One slow token is allowed, but not several in a
     row, and not one in each of many answers.
     """
 
@@ -111,7 +114,7 @@ class GrammarShare:
 
     @property
     def is_slow(self) -> bool:
-        """True if the delay is too long to continue the answers. Each `spend(0)` reduces it."""
+        """True if the grammar delayed other answers for too long. Each `spend(0)` reduces the delay."""
         return self._late > trial.SLOW_S
 
     def spend(self, seconds: float) -> None:
@@ -130,7 +133,7 @@ class GrammarMemory:
         """Return a share of `size` bytes. Its memory is given back when the share is garbage-collected.
 
         Raises:
-            BusyError: if all shares together would be too much.
+            BusyError: if all shares together would exceed the limit.
         """
         with self._lock:
             if self._used + size > self._most:

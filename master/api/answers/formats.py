@@ -21,11 +21,11 @@ class AnswerFormat:
     """The form that an answer must have, and how to parse it.
 
     Attributes:
-        parser: creates a parser, one for each answer.
-        grammar: the grammar of the complete output, not compiled; None: the output is free.
+        parser: function that creates the parser of one answer.
+        grammar: the grammar of the complete output as text; None if any output is allowed.
         field: the request field that the grammar comes from.
         one_call: whether the answer ends after one call.
-        parts: name and grammar of each part, such as a tool, to find the one that cannot be compiled.
+        parts: name and grammar of each part, such as a tool; an error names the part that cannot be compiled.
     """
 
     parser: Callable[[], ToolParser] = NoTools
@@ -52,14 +52,14 @@ class AnswerFormats:
 
     @cached_property
     def family(self) -> ToolFamily:
-        """The syntax of the model's tool calls: the one that its template shows, or else the default."""
+        """The syntax of the model's tool calls, from its chat template; bare JSON if the template shows none."""
         traits = self._tokenizer.traits(with_tools=True)
         if not traits.tells_tools:
             return family_of(None)
         return family_of(self._tokenizer.tool_template, None if self.channels else traits.call_marks)
 
     def spelled(self, with_tools: bool) -> frozenset[int]:
-        """Return the control tokens that parsers need to see as text: those of reasoning, and of calls if asked for."""
+        """Return the control tokens that parsers read as text: reasoning tags; `with_tools`: also marks of calls."""
         found = self._spelled
         if with_tools:
             found |= self._tokenizer.controls_in(self.family.marks.whole) - self._tokenizer.eos_ids
@@ -71,7 +71,7 @@ class AnswerFormats:
 
     @property
     def any_object(self) -> frozenset[str]:
-        """The grammars of answers that may be any JSON object."""
+        """The grammars for answers that are any JSON object, one for each way in which the model may begin."""
         answer = grammars.of_schema(grammars.ANY_OBJECT)
         ways = ((None, False), (self.thinking, False), (self.thinking, True))
         return frozenset(grammars.whole(answer, thinking, begun, self._literal) for thinking, begun in ways)
@@ -84,7 +84,7 @@ class AnswerFormats:
         return AnswerFormat(NoTools, grammar, wanted.grammar_field)
 
     def for_chat(self, ask: ChatRequest, begun: bool) -> AnswerFormat:
-        """Return the form of an answer to a conversation; with `begun`, the prompt opens the reasoning."""
+        """Return the form of an answer to a conversation. `begun`: the prompt ends inside the model's reasoning."""
         answer, field = self._grammar(ask)
         grammar = None if answer is None else grammars.whole(answer, self.thinking, begun, self._literal)
 
@@ -126,5 +126,5 @@ def _parts(use: ToolOptions) -> tuple[tuple[str, str], ...]:
 
 
 def _strict(use: ToolOptions) -> list[dict[str, Any]]:
-    """Return the tools for a grammar; the arguments of those that are not strict may be any object."""
+    """Return each tool's name and parameters for a grammar; tools that are not strict get a schema of any object."""
     return [dict(tool) if tool["name"] in use.strict else {"name": tool["name"]} for tool in use.tools]

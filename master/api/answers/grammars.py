@@ -28,12 +28,15 @@ Literal = Callable[[str], str]
 
 
 def of_schema(schema: Any) -> str:
-    """Return a grammar of JSON that matches `schema`. Objects have other properties only if the schema says so."""
+    """Return a grammar of JSON that matches `schema`.
+
+    Objects have only the properties that the schema names, unless it allows others.
+    """
     return f"answer: %json {_json(close_objects(schema))}"
 
 
 def arguments_of(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments: an object, without other properties unless it allows them."""
+    """Return the schema of a tool's arguments: an object, closed unless the tool allows further properties."""
     parameters = tool.get("parameters") or ANY_OBJECT
     kind = parameters.get("type", "object")
     known = isinstance(kind, list) and "object" in kind
@@ -89,7 +92,7 @@ def either(calls: str, said: str) -> str:
 def whole(answer: str, thinking: tuple[str, str] | None, begun: bool, literal: Literal) -> str:
     """Return the grammar of a complete output: the reasoning, if the model has tags for it, then the answer.
 
-    With `begun`, the prompt already contains the opening tag.
+    `begun`: the prompt already ends with the opening tag. `literal` is from `literal_of`.
     """
     if thinking is None:
         return f"start: answer\n{answer}"
@@ -113,7 +116,7 @@ def literal_of(control: Callable[[str], int | None]) -> Literal:
 
 
 def _merged(parts: Sequence[str | int]) -> list[str | int]:
-    """Return the parts with neighbouring texts as one, without empty ones."""
+    """Return the parts with adjacent texts joined and empty texts removed."""
     found: list[str | int] = []
     for part in parts:
         if isinstance(part, str) and found and isinstance(found[-1], str):
@@ -124,7 +127,7 @@ def _merged(parts: Sequence[str | int]) -> list[str | int]:
 
 
 def _divided(literal: str) -> tuple[str, str]:
-    """Return the first string or control token of a text in the grammar's syntax, and the others."""
+    """Split a text in the grammar's syntax after its first string or control token; return both pieces."""
     first = re.match(r'"(?:[^"\\]|\\.)*"|<\[\d+\]>', literal)
     assert first
     return first[0], literal[first.end() :]
@@ -140,7 +143,7 @@ def _until(rule: str, mark: str, literal: Literal) -> str:
 
 
 def _json(schema: Any) -> str:
-    """Return a schema as JSON; if it is an object, it also says which white space to use."""
+    """Return a schema as JSON. If the schema is a dict, add llguidance's option for white space."""
     return json.dumps({**schema, "x-guidance": _SPACED} if isinstance(schema, dict) else schema)
 
 
@@ -155,7 +158,7 @@ def _tail(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, li
 
 
 def _slashed(pattern: str) -> str:
-    """Return a pattern for Lark, where slashes delimit it.
+    """Return a regular expression escaped for Lark, where slashes delimit it.
 
     Its slashes are escaped. Its quotes are spelled by their code, so that only strings have quotes in a grammar.
     """

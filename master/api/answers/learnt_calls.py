@@ -14,7 +14,7 @@ _FREE_KEY = "NAME: /[A-Za-z0-9_.-]+/"
 
 
 class LearntCalls:
-    """Writes the rules of calls of some tools.
+    """Writer of grammar rules for calls of tools whose syntax is described by `CallMarks`.
 
     `literal` quotes a text, `json` writes a schema, and `until` writes the rule of any text up to a mark.
     """
@@ -67,7 +67,7 @@ class LearntCalls:
         return f"{begin} {self._arguments(index, schema)}"
 
     def _arguments(self, index: int, schema: Mapping[str, Any]) -> str:
-        """Return an expression for arguments: those that are required, then the others, each in the schema's order."""
+        """Return an expression for the arguments: required ones, then optional ones, each in the schema's order."""
         marks, properties = self._marks, schema.get("properties")
         between = self._literal(marks.between)
         if not isinstance(properties, Mapping) or (not properties and schema.get("additionalProperties") is not False):
@@ -118,13 +118,13 @@ class LearntCalls:
         return f"{rule}: %json {self._json({**moved(known, '#/$defs/tool'), **root})} {self._literal(end)}"
 
     def _literal(self, text: str) -> str:
-        """Return a text in the grammar's syntax; an id may be any word."""
+        """Return a text in the grammar's syntax; a placeholder for an id matches any word."""
         parts = [self._write(part) if part else "" for part in text.split(ANY)]
         return " ID ".join(parts).strip() if text else ""
 
 
 def _refers(schema: Any) -> bool:
-    """Return True if a schema has a reference."""
+    """Return True if a schema contains `$ref`."""
     if isinstance(schema, Mapping):
         return "$ref" in schema or any(map(_refers, schema.values()))
     return isinstance(schema, list) and any(map(_refers, schema))

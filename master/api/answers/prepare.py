@@ -1,4 +1,7 @@
-"""Preparation of a request: token ids, grammar and parser. It runs on a thread of its own because it may take long."""
+"""Preparation of a request: token ids, grammar and parser.
+
+The calls may be slow, so the server makes them on a thread of their own.
+"""
 
 from array import array
 from collections.abc import Sequence
@@ -13,7 +16,7 @@ from master.text.tokenizer import Tokenizer
 from master.text.values import texts_of
 from tpi.errors import ModelError
 
-_SURELY_FEWER = 64  # bytes; only runs of one character make longer tokens
+_SURELY_FEWER = 64  # bytes of the longest usual token; only runs of one character make longer ones
 _PROBE = 4  # characters per token; a longer text is encoded in pieces first, until it is known to be too long
 _PIECE = 2
 _BLANKS = 4  # tokens of white space that may follow the opening tag of reasoning at the end of a prompt
@@ -21,7 +24,7 @@ _BLANKS = 4  # tokens of white space that may follow the opening tag of reasonin
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A prompt as token ids, with the limit of tokens for its answer and the answer's form."""
+    """A prompt as token ids (int array), the maximum number of tokens of its answer, and the answer's form."""
 
     tokens: Sequence[int]
     limit: int
@@ -41,7 +44,7 @@ class Preparer:
 
     @property
     def own_grammars(self) -> frozenset[str]:
-        """The grammars of answers that may be any JSON object. They do not depend on the request."""
+        """The grammars of answers that are any JSON object, the only grammars that do not depend on a request."""
         return self._formats.any_object
 
     def chat(self, ask: ChatRequest) -> PreparedRequest:
@@ -112,7 +115,7 @@ class Preparer:
         return found
 
     def _refuse_unread(self, ask: ChatRequest) -> None:
-        """Refuse variables that the template does not read, unless they ask for what the model does anyway."""
+        """Raise RequestError for variables that the template does not read, unless they have the default values."""
         given = {name: value for name, value in ask.template.items() if name != "add_generation_prompt"}
         unread = given.keys() - self._tokenizer.names_read(bool(ask.use.tools)) if given else ()
         thinks = self._formats.thinking is not None
@@ -129,7 +132,7 @@ class Preparer:
         return self._tokenizer.traits(bool(ask.use.tools)).switches
 
     def _sized(self, tokens: list[int], wanted: GenerationOptions, field: str) -> tuple[Sequence[int], int]:
-        """Return the prompt as an array, and the most tokens that its answer may have."""
+        """Return the prompt as an array, and the maximum number of tokens of its answer."""
         if not tokens:
             raise RequestError("the prompt is empty", field)
         if len(tokens) >= self._context:
@@ -144,7 +147,7 @@ class Preparer:
         return ask.prompt if isinstance(ask.prompt, str) else self._tokenizer.spelling(ask.prompt)
 
     def _refuse_long(self, texts: Sequence[str], field: str) -> None:
-        """Refuse a text that is far over the context, without encoding all of it."""
+        """Raise RequestError for a text that is far longer than the context, without encoding all of it."""
         total, size = sum(map(len, texts)), _PIECE * self._context
         if total > _SURELY_FEWER * self._context:
             raise self._too_long(f"{total} characters", field)

@@ -1,4 +1,4 @@
-"""Requests in the server's own types, whatever API form they came in."""
+"""Requests in the server's own types, the same for every API form."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,10 +29,10 @@ class ToolOptions:
 
     Attributes:
         tools: the tools, as the chat template is given them.
-        forced: whether the answer must be a call, of the tool `only` if that is given.
+        forced: whether the answer must be a call; if `only` is given, a call of the tool with that name.
         several: whether an answer may have more than one call.
         strict: names of the tools whose arguments must match their schema even if no call is forced.
-        left_out: types of the tools that the client offered and that are not passed on to the model.
+        left_out: types of offered tools that the model does not get, because they are not functions.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()

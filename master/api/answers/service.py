@@ -148,7 +148,8 @@ class Service:
     ) -> list[GrammarConstraint | None]:
         """Return a constraint for each of `count` answers. The grammar is compiled even if `count` is 0.
 
-        The grammars of one client are compiled one after the other, so that a client never occupies both threads.
+        The grammars of one client are compiled one after the other, so that one client never occupies both compiler
+        threads.
 
         Raises:
             RequestError: if the grammar is not valid, or takes too much time or memory.
@@ -186,7 +187,7 @@ class Service:
 
 
 class _Done:
-    """A listener that waits for the end of a request that generates no tokens."""
+    """A `Listener` for a request that generates no tokens: it resolves a future when the request ends."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -219,7 +220,7 @@ async def _within(thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
 def _sampler(
     constraint: GrammarConstraint | None, wanted: GenerationOptions, index: int, defaults: SamplingDefaults
 ) -> Sampler:
-    """Return the sampler of one answer. With a seed, each answer draws different but repeatable tokens."""
+    """Return the sampler of answer number `index`. With a seed, each answer draws different but repeatable tokens."""
     sampling, seed = defaults.under(wanted.sampling), wanted.sampling.seed
     if index and seed not in (None, RANDOM_SEED):
         assert seed is not None

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
 LIMITS = Limits(seconds=0.75, memory=48 << 20, opening_seconds=30.0, opening_memory=2 << 30)
-SLOW_S = 0.25  # limit of processor time for the mask of one token
+SLOW_S = 0.25  # limit of processor time for the mask of one token, in seconds
 _STEPS = 64  # number of tokens to try
-_WALK_S = 0.2  # time limit for trying tokens
+_WALK_S = 0.2  # time limit for trying tokens, in seconds
 _MOST_EXPANDED = 50_000  # characters of a pattern with its counts written out
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _SLASHED = re.compile(r"^PATTERN: /(.*)/$", re.MULTILINE)
@@ -30,12 +30,12 @@ _STAND_IN = "<[257]>"  # a control token in the vocabulary of bytes
 
 
 def parser_limits(lark: str) -> "LLParserLimits":
-    """Return llguidance's limits for a grammar: on the work for one token and the memory of one answer."""
+    """Return llguidance's limits for the grammar `lark`: the work for one token and the memory of one answer."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
         max_grammar_size=12_000,  # symbols, about 1500 optional properties: the time to compile grows with their square
-        max_items_in_row=8_000,  # enough for that many symbols
+        max_items_in_row=8_000,  # enough for the symbols of `max_grammar_size`
         max_lexer_states=min(25_000, 4_000 + len(lark) // 2),  # 1 to 2 kB each, during an answer
         step_lexer_fuel=100_000,  # about 7 ms
         verbose_errors=False,

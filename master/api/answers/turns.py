@@ -1,4 +1,4 @@
-"""A thread shared by all clients: it runs one call at a time, and the clients take turns."""
+"""A thread and a lock that all clients share: one call at a time, with the clients served in rotation."""
 
 import asyncio
 from collections import deque
@@ -18,7 +18,7 @@ class FairExecutor:
     """Runs functions on one thread. Call all methods on one event loop."""
 
     def __init__(self, name: str, most: int = MOST_WAITING) -> None:
-        """Start the thread; at most `most` calls wait for their turn."""
+        """Start a thread named `name`; at most `most` calls may wait for it."""
         self._thread = ThreadPoolExecutor(1, name)
         self._turns = FairLock(most)
 
@@ -26,7 +26,7 @@ class FairExecutor:
         """Return the result of `function`, called on the thread. If cancelled before its turn, never call it.
 
         Raises:
-            BusyError: if too many calls wait and this client has the most of them.
+            BusyError: if `most` calls already wait and this client has more waiting calls than any other.
         """
         async with self._turns.turn(client):
             return await asyncio.get_running_loop().run_in_executor(self._thread, function)
@@ -37,7 +37,7 @@ class FairExecutor:
 
 
 class FairLock:
-    """Admits one task at a time. If several clients wait, they take turns."""
+    """A lock for tasks of the event loop. If several clients wait for it, they get it in rotation."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -46,7 +46,11 @@ class FairLock:
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:
-        """Wait for a turn and hold it for the block; raise BusyError as described at `FairExecutor.run`."""
+        """Hold the lock for the `with` block.
+
+        Raises:
+            BusyError: if too many calls wait, and this client has more of the waiting calls than any other.
+        """
         if self._busy:
             await self._wait(client)
         self._busy = True
@@ -70,7 +74,7 @@ class FairLock:
             raise
 
     def _leave(self, client: str, turn: asyncio.Future[None]) -> None:
-        """Remove a cancelled call from its queue, so that it does not count as waiting."""
+        """Remove a cancelled call from the queue of `client`, so that it does not count as waiting."""
         line = self._lines.get(client, deque())
         if turn in line:
             line.remove(turn)
@@ -78,14 +82,14 @@ class FairLock:
             self._lines.pop(client, None)
 
     def _turn_away(self) -> None:
-        """Refuse the latest call of the client with the most calls."""
+        """Raise BusyError in the latest waiting call of the client that has the most waiting calls."""
         latest = max(self._lines.values(), key=len).pop()
         if not latest.done():  # otherwise it was cancelled at this moment
             said = f"{self._most} requests are already waiting for their text to be prepared; try again later"
             latest.set_exception(BusyError(said))
 
     def _pass_on(self) -> None:
-        """Give the turn to the next waiting client."""
+        """Give the lock to the next waiting client."""
         self._busy = False
         while self._lines:
             client = next(iter(self._lines))

@@ -27,7 +27,7 @@ _ELSEWHERE = ("server_tool_use", "mcp_tool_use")  # calls that Anthropic's serve
 
 
 class ContentBlock(FormPart):
-    """A piece of a message: text, a tool call or a tool's result. Of any other piece only the type is read."""
+    """A piece of a message: text, a tool call or a tool's result. For pieces of other kinds, only the type is read."""
 
     harmless = frozenset(("cache_control", "caller", "data", "signature"))
     neutral = {"citations": ([],)}  # noqa: RUF012
@@ -50,7 +50,10 @@ class ContentBlock(FormPart):
 
     @property
     def is_elsewhere(self) -> bool:
-        """True for a call that a server ran, or its result. Both are skipped: the text after them tells the result."""
+        """True for a tool call that a server ran, or for its result.
+
+        Both are skipped, because the next text repeats the result.
+        """
         return self.type in _ELSEWHERE or self.type.endswith("_tool_result")
 
 
@@ -115,7 +118,7 @@ class OutputConfig(FormPart):
 
 
 class CountForm(Body):
-    """A request to `/v1/messages/count_tokens`; see Anthropic's API reference, "Count tokens in a message"."""
+    """The body of `/v1/messages/count_tokens`, as in Anthropic's API reference, "Count tokens in a message"."""
 
     harmless = frozenset(("cache_control", "user_profile_id", "workspace_id"))
     neutral = {  # noqa: RUF012
@@ -147,7 +150,7 @@ class CountForm(Body):
         if choice and choice.type == "tool" and only is None:
             raise RequestError("a choice of type tool needs the tool's name", "tool_choice.name", "invalid_value")
         if choice and choice.type != "tool" and choice.name is not None:
-            refusal = "tool_choice.name: it needs a choice of type tool; leave it out"
+            refusal = "tool_choice.name is only for a choice of type tool; leave it out"
             raise RequestError(refusal, "tool_choice.name", "invalid_value")
         several = not (choice and choice.disable_parallel_tool_use)
         output, use = self.output_config or OutputConfig(), tool_use(tools, word, only, several, others)
@@ -167,7 +170,7 @@ class CountForm(Body):
 
 
 class MessagesForm(CountForm):
-    """A request to `/v1/messages`; see Anthropic's API reference, "Create a message"."""
+    """The body of `/v1/messages`, as in Anthropic's API reference, "Create a message"."""
 
     harmless = CountForm.harmless | {"metadata"}
     neutral = {**CountForm.neutral, "service_tier": ("auto", "standard_only")}  # noqa: RUF012

@@ -32,7 +32,7 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class TextPart(FormPart):
-    """A part of a message. Only text is supported; of other parts only the type is read."""
+    """A part of a message. Only text is supported; for other parts, only the type is read."""
 
     harmless = CACHING | SENT_BACK
 
@@ -85,7 +85,10 @@ AnyCall = Annotated[
 
 
 class ChatMessage(FormPart):
-    """One message. `prefix: true` in the last one, as DeepSeek and Mistral have it, means `continue_final_message`."""
+    """One message.
+
+    `prefix: true` in the last message (from the APIs of DeepSeek and Mistral) means `continue_final_message`.
+    """
 
     harmless = SENT_BACK | {"cache_control", "id"}
     neutral = {"images": ([],)}  # noqa: RUF012
@@ -111,7 +114,7 @@ class ToolFunction(FormPart):
 
 
 class FunctionTool(FormPart):
-    """A tool that the model may call."""
+    """A function as an entry of `tools`."""
 
     harmless = CACHING
 
@@ -141,7 +144,7 @@ AnyChoice = Annotated[
 
 
 class ChatForm(CommonFields):
-    """A request to `/v1/chat/completions`; see OpenAI's API reference, and vLLM's for `chat_template_kwargs`."""
+    """The body of `/v1/chat/completions`, as in OpenAI's API reference; `chat_template_kwargs` is as in vLLM's."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=_MOST_MESSAGES)
     max_tokens: TokenLimit | None = None
@@ -202,7 +205,7 @@ class ChatForm(CommonFields):
         if not (self.continue_final_message or last.prefix):
             return False
         if self.continue_final_message and self.add_generation_prompt:
-            said = "it cannot be combined with add_generation_prompt: true; remove one of them"
+            said = "continue_final_message cannot be combined with add_generation_prompt: true; remove one of them"
             raise RequestError(f"{field}: {said}", field, "invalid_value")
         if last.role != "assistant" or last.tool_calls:
             raise RequestError(
@@ -223,7 +226,7 @@ class ChatForm(CommonFields):
 
 
 def check_continued(field: str, use: ToolOptions, formed: bool) -> None:
-    """Raise RequestError if a continued answer must match a grammar, which could only match a whole answer."""
+    """Raise RequestError if a continued answer must match a grammar: a grammar describes only whole answers."""
     if formed or use.forced:
         what = "a tool that has to be called" if use.forced else "a form of the answer"
         said = f"a message that is continued cannot be combined with {what}; remove one of them"
@@ -247,7 +250,7 @@ def tool_use(
         others: tools that are not functions; they are left out.
 
     Raises:
-        RequestError: if two tools have the same name, or the choice names a tool that is not there.
+        RequestError: if two tools have the same name, or the choice names a tool that `tools` lacks.
     """
     names = [tool["name"] for tool in tools]
     if len(set(names)) < len(names):

@@ -19,7 +19,7 @@ def identity(kind: str) -> dict[str, Any]:
 
 
 def usage(ended: Sequence[Ended]) -> dict[str, Any]:
-    """Return the token counts of all answers to one prompt. The prompt counts once."""
+    """Return OpenAI's `usage` for all answers to one prompt. The prompt counts once."""
     prompt, made = ended[0].prompt_tokens, sum(one.completion_tokens for one in ended)
     return {
         "prompt_tokens": prompt,
@@ -75,7 +75,7 @@ def text_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def _likely(token: TokenLogprob) -> dict[str, float]:
-    """Return the log probabilities of the best tokens and the sampled one by text; of equal texts, the likelier."""
+    """Return the log probabilities of the best and the sampled tokens by text; of equal texts, the higher value."""
     found: dict[str, float] = {}
     for text, _, value in token.best:
         found.setdefault(text, value)

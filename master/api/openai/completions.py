@@ -26,7 +26,7 @@ Texts = Annotated[list[str], Field(min_length=1, max_length=_MOST_PROMPTS, fail_
 
 
 class CompletionForm(CommonFields):
-    """A request to `/v1/completions`; see OpenAI's API reference, "Create completion"."""
+    """The body of `/v1/completions`, as in OpenAI's API reference, "Create completion"."""
 
     neutral = {**NEUTRAL, "add_special_tokens": (True,)}  # noqa: RUF012
 

@@ -22,7 +22,7 @@ Inputs = Annotated[list[str], Field(min_length=1, max_length=_MOST_INPUTS, fail_
 
 
 class EmbeddingForm(Body):
-    """A request to `/v1/embeddings`; see OpenAI's API reference, "Create embeddings"."""
+    """The body of `/v1/embeddings`, as in OpenAI's API reference, "Create embeddings"."""
 
     harmless = CALLER
     neutral = {"add_special_tokens": (True,), "normalize": (True,), "priority": (0,)}  # noqa: RUF012
@@ -34,7 +34,7 @@ class EmbeddingForm(Body):
 
 
 def embedding_routes(state: ApiState) -> APIRouter:
-    """Return the route, for the application."""
+    """Return the route of `/v1/embeddings`, for the application."""
     router = APIRouter()
 
     @router.post("/v1/embeddings", summary="Embed a text as a vector")

@@ -50,7 +50,7 @@ class SamplingFields(Body):
     cache_salt: str | None = Field(None, min_length=1, max_length=_MOST_SALT)
 
     def salts(self) -> tuple[str | None, ...]:
-        """Return the salts of cached prefixes, in addition to the sender's: OpenAI's field and vLLM's."""
+        """Return the request's own salts for cached prefixes: OpenAI's `prompt_cache_key` and vLLM's `cache_salt`."""
         return (self.prompt_cache_key, self.cache_salt)
 
     def sampling(self) -> Sampling:
@@ -89,7 +89,7 @@ def one_of(form: FormPart, *names: str) -> Any:
 
 
 def limit_of(tokens: int | None) -> int | None:
-    """Return the limit of an answer's tokens; None means as many as the context has room for."""
+    """Return the maximum number of tokens of an answer; None means the rest of the context."""
     return None if tokens == -1 else tokens
 
 
@@ -139,7 +139,7 @@ class TextFormat(FormPart):
 
 
 class JsonFormat(FormPart):
-    """An answer that is any JSON object, or, as in llama-server, JSON of a schema."""
+    """An answer that is any JSON object, or JSON that matches `schema` (llama-server's extension)."""
 
     type: Literal["json_object"]
     schema_: dict[str, Any] | bool | None = Field(None, alias="schema")

@@ -144,7 +144,7 @@ def _result(call_id: Any, output: Any) -> Message:
 def result_text(output: Any) -> str:
     """Return the result of a tool as text; parts that are not text are replaced by their type in brackets.
 
-    The client cannot take a result back, so a picture in it must not end the conversation. The text tells the model
+    The client cannot take a result back, so a picture in it must not make the request fail. The text tells the model
     that there was one.
     """
     if output is None or isinstance(output, str):

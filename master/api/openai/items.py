@@ -16,7 +16,7 @@ Sent = dict[str, Any]
 
 
 class Items:
-    """One response in progress. `push` and other methods return the stream events to send."""
+    """One response in progress. Its methods return the stream events to send."""
 
     def __init__(self, form: ResponsesForm, model: str, effort: str | None = None) -> None:
         """Create a response; `effort` is the reasoning effort that the model was told, if any."""
@@ -188,7 +188,7 @@ def _call_of(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _if_asked(asked: object, **fields: Any) -> dict[str, Any]:
-    """Return `fields`, which report the values in use, if the request has a value `asked` for them; else nothing."""
+    """Return `fields`, the settings in use, if the request gave `asked` (not None); else an empty dict."""
     return fields if asked else {}
 
 

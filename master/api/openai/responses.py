@@ -1,6 +1,6 @@
 """`POST /v1/responses`: items instead of messages.
 
-Responses are stored for a while, so that requests can continue them.
+The server stores responses for a while, so that a request can continue an earlier response.
 """
 
 from collections.abc import AsyncIterator

@@ -1,4 +1,7 @@
-"""Stored responses, which later requests continue. Only its owner finds a response, and their total size is limited."""
+"""Stored responses, which later requests continue. Only the owner of a response can find it.
+
+The total size of all responses is limited.
+"""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -54,7 +57,7 @@ class KeptTurns:
         self.size += one.size
 
     def forget(self) -> None:
-        """Remove the oldest response."""
+        """Remove this owner's oldest response and its items."""
         _, oldest = self._kept.popitem(last=False)
         self.size -= oldest.size
         for item in oldest.items:

@@ -27,11 +27,11 @@ class LiveSource(Protocol):
         """Return the present figures, with times per token since `begun`; raise NodeError if a worker is lost."""
 
     def windows(self) -> list[WindowState]:
-        """Return the position of each node's memory window. Safe during a step."""
+        """Return the block index at which each node's memory window is, or None. May be called during a step."""
 
 
 class NodePanel:
-    """The nodes of the present deployment. Call all methods but `_take` on the server's event loop."""
+    """Reader of the nodes' live figures for the page. Call all methods but `_take` on the server's event loop."""
 
     def __init__(self, engine: EngineThread, source: Callable[[], LiveSource], model: str) -> None:
         self._engine, self._source, self._model = engine, source, model
@@ -101,7 +101,7 @@ def _figures(shown: LiveFigures, windows: Sequence[WindowState]) -> dict[str, An
 
 
 def _links(links: LinkTable | None, rank: int) -> list[dict[str, float]]:
-    """Return a node's links to the others, in their order: latency in ms and MB/s, as measured."""
+    """Return a node's measured links to the other nodes, in rank order: latency in ms, and throughput in MB/s."""
     found = links.of(rank) if links and rank < links.size else ()
     return [{"latency_ms": MILLI * one.latency_s, "mb_per_s": one.bytes_per_s / MEGA} for one in found]
 
@@ -135,5 +135,8 @@ def _node(node: NodeReport, experts: Range, used_bytes: int) -> dict[str, Any]:
 
 
 def _told(problem: TpiError) -> str:
-    """Return the message about a problem, in full if it is about a node, because the page shows the nodes anyway."""
+    """Return the message for the page about an error.
+
+    A NodeError stays complete, because the page shows the nodes anyway.
+    """
     return str(problem) if isinstance(problem, NodeError) else public(problem)

@@ -26,7 +26,7 @@ _HEADERS = {
 
 
 def page_paths() -> dict[str, Path]:
-    """Return the file for every path of the page. No other file can be requested."""
+    """Return the page's files by URL path. Other files cannot be requested."""
     named = {f"/page/{file.name}": file for file in sorted(FILES.iterdir()) if file.suffix in _TYPES}
     return {"/": FILES / "index.html"} | named
 

@@ -1,4 +1,4 @@
-"""Calls that are the whole answer, as JSON objects: for Llama 3 after an optional tag, else perhaps in a code fence."""
+"""Calls that are the whole answer, as JSON objects, perhaps after a tag (Llama 3) or in a code fence."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _BETWEEN = " \t\r\n;,`"
 class BareParser:
     """A parser that holds back JSON until a value is complete.
 
-    An answer that does not begin like JSON is plain text.
+    If the answer does not begin like JSON, all of it is plain text.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -43,7 +43,7 @@ class BareParser:
         return [] if not rest or ended else [TextPiece(rest)]
 
     def _next(self) -> list[Piece] | None:
-        """Return the next calls, or the rest as text if it cannot be a call; None if more text is needed."""
+        """Return the next calls; the remaining text if it cannot be a call; None if more text is needed."""
         held = self._raw.lstrip(_BETWEEN if self._called else None)
         if self._called:
             held = held.removeprefix(TOOL_CALL_END).lstrip(_BETWEEN)

@@ -10,7 +10,7 @@ class CallsOrTextParser:
     """A parser that reads the answer as calls if it begins like one, and otherwise as plain text to its end."""
 
     def __init__(self, beginnings: Sequence[str], calls: ToolParser) -> None:
-        """Create a parser that passes an answer that begins with one of `beginnings` to the parser `calls`."""
+        """Create a parser. An answer that begins with one of `beginnings` goes to the parser `calls`."""
         self._beginnings, self._calls = tuple(beginnings), calls
         self._held = ""
         self._inner: ToolParser | None = None  # the parser of the answer, once that is decided

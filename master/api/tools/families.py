@@ -28,18 +28,18 @@ class ToolFamily:
 
     @property
     def marker(self) -> str:
-        """The text that begins each call and never occurs elsewhere; empty if calls are the whole answer."""
+        """The text before each call, which occurs nowhere else; empty if calls are the whole answer."""
         return (self.marks.section + self.marks.opening).strip().split(ANY)[0]
 
     def beginnings(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the texts with which an answer of calls to these tools may begin."""
+        """Return the texts with which an answer may begin if it calls tools named `names`."""
         fields = self.marks.name_key, self.marks.arguments_key
         spelled = tuple(f'{{"{fields[0]}": {json.dumps(name)}, "{fields[1]}": ' for name in names)
         return (self.marker,) if self.marker else spelled
 
 
 def _learnt(marks: CallMarks) -> ToolFamily:
-    """Return the family with these marks."""
+    """Return the family whose calls are between `marks`."""
     return ToolFamily(marks, lambda tools: LearntParser(marks, tools))
 
 

@@ -8,7 +8,7 @@ from master.text.channels import TOOL, Channels, ChannelText
 class HarmonyParser:
     """A parser of channels.
 
-    A message to a function is a call; other text, except reasoning, is passed on to `inner`.
+    A message to a function is a call. Other text, except reasoning, goes to the parser `inner`.
     """
 
     def __init__(self, inner: ToolParser) -> None:
@@ -17,7 +17,7 @@ class HarmonyParser:
         self.thinking = False  # the last part was reasoning
 
     def push(self, text: str) -> list[Piece]:
-        """Return the pieces that are complete after `text`."""
+        """Parse more text; return the pieces that are complete after it."""
         return [piece for part in self._channels.push(text) for piece in self._pieces(part)]
 
     def flush(self) -> list[Piece]:

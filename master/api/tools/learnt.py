@@ -17,7 +17,7 @@ _CDATA = ("<![CDATA[", "]]>")
 
 
 class LearntParser:
-    """A parser of text with calls. A call is returned when its end has come; what cannot be a call is text."""
+    """A parser of text with calls. A call is returned when it is complete; other text is returned unchanged."""
 
     def __init__(self, marks: CallMarks, tools: Sequence[Mapping[str, Any]]) -> None:
         """Create a parser of calls to `tools`, each with a name and perhaps the schema of its parameters."""
@@ -25,7 +25,7 @@ class LearntParser:
         self._reader = CallReader(marks, tools)
         self._starts = tuple(dict.fromkeys(atoms(one)[0] for one in marks.beginnings))
         self._text = ""
-        self._inside = self._called = False  # a call may follow; there was a call
+        self._inside = self._called = False  # `_inside`: another call may follow directly; `_called`: there was a call
 
     def push(self, text: str) -> list[Piece]:
         """Take in more text; return the texts and calls that are certain by now."""
@@ -95,7 +95,7 @@ class LearntParser:
 
 
 class CallReader:
-    """Reads calls at a place of a text. Methods raise More if the text ends too early, and Never if it is no call."""
+    """Reader of calls in a text. Methods raise More if the text ends too early, and Never if it cannot be a call."""
 
     def __init__(self, marks: CallMarks, tools: Sequence[Mapping[str, Any]]) -> None:
         self._marks = marks
@@ -104,7 +104,10 @@ class CallReader:
         self._literals = Literals(marks.quote)
 
     def calls(self, text: str, at: int, last: bool, again: bool = False) -> tuple[list[Piece], int]:
-        """Return the call at the place `at`, or all calls of an array, and the end; `again`: a call came before."""
+        """Return the call at the index `at`, or all calls of an array, and the index of their end.
+
+        `again`: a call came before.
+        """
         marks, read = self._marks, None
         beginnings = [marks.opening] if again else [marks.section + marks.opening, marks.opening, *marks.beginnings]
         unsure = False
@@ -125,7 +128,10 @@ class CallReader:
         raise Never
 
     def mark(self, mark: str, text: str, at: int, last: bool, optional: bool = False) -> int:
-        """Return the end of a mark at the place `at`. White space, and an `optional` mark, may be missing."""
+        """Return the index of the end of `mark`, which begins at the index `at`.
+
+        White space, and an `optional` mark, may be missing.
+        """
         start = at
         for atom in atoms(mark):
             skipped = _skipped(text, at)
@@ -177,7 +183,10 @@ class CallReader:
         raise Never
 
     def _name_end(self, text: str, at: int, last: bool) -> int:
-        """Return the end of the mark after the name. Before JSON, it may be missing wholly, or all but its last tag."""
+        """Return the index of the end of the mark after the name.
+
+        Before JSON, all of the mark, or all but its last tag, may be missing.
+        """
         mark = self._marks.name_end.rstrip()
         try:
             return self.mark(mark, text, at, last)
@@ -190,7 +199,7 @@ class CallReader:
             return at
 
     def _arguments(self, name: str, text: str, at: int, last: bool) -> tuple[dict[str, Any], int]:
-        """Return the arguments at the place `at`, and the end of the call."""
+        """Return the arguments that begin at the index `at`, and the index of the call's end."""
         marks, found = self._marks, dict[str, Any]()
         if marks.kind == "json":
             at = _skipped(text, at)
@@ -222,7 +231,7 @@ class CallReader:
                 found[key] = raw if stringly and untold else typed(raw, schema, self._schemas[name])
 
     def _key(self, text: str, at: int, last: bool) -> tuple[str, int, bool]:
-        """Return the key at the place `at`, the place of its value, and whether its marks say that it is a string."""
+        """Return the key at the index `at`, the index of its value, and True if its marks declare a string."""
         marks = self._marks
         first = marks.key_end.rstrip().split(ANY)[0]
         end = text.find(first, at, at + _KEY_CHARS)
@@ -235,7 +244,10 @@ class CallReader:
         return text[at:end].strip().strip("\"'"), after, stringly
 
     def _raw(self, key: str, text: str, at: int, last: bool) -> tuple[str, int]:
-        """Return a raw value, and the end of the mark after it, which must precede an argument or the call's end."""
+        """Return the raw text of a value, and the index after its closing mark.
+
+        An argument or the call's end must follow.
+        """
         marks = self._marks
         lead = marks.key_end[len(marks.key_end.rstrip()) :]
         trail = marks.value_end[: len(marks.value_end) - len(marks.value_end.lstrip())]
@@ -264,7 +276,7 @@ class CallReader:
         raise Never if last else More
 
     def _closed(self, text: str, at: int, last: bool, required: bool = True) -> int:
-        """Return the end of the mark after the arguments; only its first tag is `required`."""
+        """Return the index of the end of the mark after the arguments. If `required`, its first tag must be there."""
         closing = atoms(self._marks.closing.strip())
         if not closing:
             return at
@@ -288,7 +300,7 @@ class CallReader:
 
 
 def _skipped(text: str, at: int) -> int:
-    """Return the place of the next character that is not white space."""
+    """Return the index of the next character that is not white space."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at

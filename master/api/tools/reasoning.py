@@ -24,10 +24,10 @@ class ReasoningParser:
         self._inner = inner
         self._text = ""
         self._begun, self._over = begun, False
-        self._fresh = True  # nothing of this part was returned yet: line ends at its beginning are dropped
+        self._fresh = True  # True until text of the present part was returned; line ends at its beginning are dropped
 
     def push(self, text: str) -> list[Piece]:
-        """Return the reasoning and the pieces of the answer that are complete after `text`."""
+        """Parse more text; return the reasoning and the pieces of the answer that are complete after it."""
         if self._over:
             return self._answer(text)
         self._text += text

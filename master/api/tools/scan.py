@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 _DECODER = json.JSONDecoder(strict=False)
-_WORD = 10  # more letters than an unfinished word or escape of JSON can have
+_WORD = 10  # an upper bound for the letters of an unfinished word or escape in JSON
 
 
 def overlap(text: str, marker: str) -> int:
@@ -16,15 +16,15 @@ def overlap(text: str, marker: str) -> int:
 
 
 def held_back(text: str, markers: Sequence[str]) -> int:
-    """Return how many characters at the end of `text` may be the beginning of one of `markers`."""
+    """Return the number of characters at the end of `text` that may be the beginning of one of `markers`."""
     return max((overlap(text, marker) for marker in markers), default=0)
 
 
 def json_end(text: str, at: int) -> int | None:
-    """Return the end of the JSON object or array that begins at the place `at`; None if its end has not come yet.
+    """Return the index after the JSON object or array that begins at the index `at`; None if the text ends within it.
 
     Raises:
-        ValueError: if there is none, whatever follows.
+        ValueError: if no further text could make it JSON.
     """
     if text[at : at + 1] not in ("{", "["):
         raise ValueError("no object or array")

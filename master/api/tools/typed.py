@@ -14,15 +14,15 @@ _DEPTH = 32  # limit of nested values
 
 
 class More(Exception):
-    """The error of a text whose end has not come yet."""
+    """Error for a text that ends before the call or value in it is complete."""
 
 
 class Never(Exception):
-    """The error of a text that cannot be a call, whatever follows."""
+    """Error for a text that cannot become a call, whatever text follows."""
 
 
 def typed(raw: str, schema: Any, root: Any) -> Any:
-    """Return the value that `raw` is by its JSON schema; `root` is the schema that references point into."""
+    """Return the text `raw` as a value of the type in its JSON `schema`. References in it point into `root`."""
     kinds = _kinds(schema, root)
     if kinds == {"string"}:
         return raw
@@ -36,7 +36,7 @@ def typed(raw: str, schema: Any, root: Any) -> Any:
 
 
 def _read(text: str) -> Any:
-    """Return the value of JSON, or of a literal of Python; other text itself."""
+    """Return the value of a JSON text or a Python literal; return any other text itself."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -64,7 +64,7 @@ def _kind(value: Any) -> set[str]:
 
 
 def _kinds(schema: Any, root: Any, depth: int = 0) -> set[str] | None:
-    """Return the types that a schema allows; None if they are not known."""
+    """Return the names of the JSON types that a schema allows; None if they are not known."""
     if not isinstance(schema, dict) or depth > _DEPTH:
         return None
     if isinstance(reference := schema.get("$ref"), str):
@@ -93,7 +93,7 @@ class Literals:
         self._quote = quote
 
     def value(self, text: str, at: int, depth: int = 0) -> tuple[Any, int]:
-        """Return the value that begins at the place `at`, and its end.
+        """Return the value that begins at the index `at`, and the index of its end.
 
         Raises:
             More: if the text ends before the value does.
@@ -153,7 +153,7 @@ class Literals:
 
 
 def _blank(text: str, at: int) -> int:
-    """Return the place of the next character that is not white space; raise More if there is none."""
+    """Return the index of the next character that is not white space; raise More if there is none."""
     while at < len(text) and text[at].isspace():
         at += 1
     if at >= len(text):
@@ -162,7 +162,7 @@ def _blank(text: str, at: int) -> int:
 
 
 def _string(text: str, at: int) -> tuple[str, int]:
-    """Return a quoted string and its end."""
+    """Return the quoted string that begins at the index `at`, and the index of its end."""
     found = _QUOTED[text[at]].match(text, at)
     if found is None:
         raise More
@@ -171,7 +171,7 @@ def _string(text: str, at: int) -> tuple[str, int]:
 
 
 def _read_string(spelled: str) -> str | None:
-    """Return the string that is spelled in JSON or in Python; None if it is neither."""
+    """Return the string that `spelled` quotes in JSON's or Python's syntax; None if it is neither."""
     try:
         return str(json.loads(spelled, strict=False))
     except ValueError:

@@ -42,7 +42,7 @@ class MarkdownScreen:
         `console` knows the terminal's colours.
         """
         self._write, self._console = write, console
-        self._rest = ""  # of a line, not shown yet
+        self._rest = ""  # text of a line, not shown yet
         self._begun: LineSpans | None = None  # the line of which a part is shown
         self._style = ""  # style of the whole line
         self._fence = ""  # the marks that opened the present code block
@@ -61,7 +61,7 @@ class MarkdownScreen:
             self._rest = ""
 
     def resume(self, text: str) -> None:
-        """Take in the text of an answer that is continued, without showing it, so that its code continues as code."""
+        """Parse the shown `text` of an answer that is continued, so that an open code block continues as code."""
         write, self._write = self._write, lambda _: None
         try:
             self.write(text)
@@ -70,7 +70,7 @@ class MarkdownScreen:
             self._words.at_line_start()
 
     def end(self) -> None:
-        """Show what is held back, and prepare for the next answer."""
+        """Show the text held back, and prepare for the next answer."""
         if self._rest or self._begun:
             self._finish(self._rest)
         self._end_table()
@@ -79,7 +79,7 @@ class MarkdownScreen:
         self._code = CodeLines()
 
     def _undecided(self, line: str) -> bool:
-        """Return True if the line is too short to decide what it is."""
+        """Return True if the line is too short to decide its kind, such as heading or list item."""
         if self._fence:
             return not line.strip().strip(self._fence[0])
         return bool(_UNDECIDED.fullmatch(line))
@@ -92,7 +92,7 @@ class MarkdownScreen:
             self._begun = None
 
     def _take_whole(self, line: str) -> bool:
-        """Handle a line that is handled only as a whole (fence, rule, table row); return False for any other."""
+        """Show a line that is complete before it is shown (fence, rule, table row). Return False for other lines."""
         if self._fence:
             closes = len(line.strip()) >= len(self._fence) and not line.strip().strip(self._fence[0])
             self._fence = "" if closes else self._fence
@@ -109,7 +109,7 @@ class MarkdownScreen:
         return bool(fence or _RULE.fullmatch(line))
 
     def _show(self, text: str, over: bool) -> None:
-        """Show the next piece of a line that is shown as it comes."""
+        """Show the next piece of a line that is shown as it comes. `over`: the line ends with it."""
         if self._begun is None:
             self._begun = LineSpans()
             text = self._begin(text)

@@ -17,7 +17,7 @@ class Screen(Protocol):
         """Prepare to continue an answer whose `text` was shown before."""
 
     def end(self) -> None:
-        """Show what was held back: the answer has ended or failed."""
+        """Show the text held back; call this when the answer has ended or failed."""
 
 
 def open_screen(markdown: bool) -> Screen:

@@ -1,4 +1,4 @@
-"""Markdown within a line: bold, italic, code, links. It is found as text comes, before a line is complete."""
+"""Markdown within a line: bold, italic, code, links. Spans are found before a line is complete."""
 
 import re
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class _Kind:
 
 
 def _kind(style: str, opening: str, closing: str, after: str, within_words: bool = True) -> _Kind:
-    """Return a kind of span between marks. The closing mark may not be followed by the pattern `after`."""
+    """Return a kind of span between marks. The pattern `after` must not follow the closing mark."""
     whole = rf"{opening}(?!\s)(?P<text>.{{1,{_MOST}}}?)(?<!\s){closing}(?!{after})"
     return _Kind(style, re.compile(whole), re.compile(rf"{opening}(?!\s).{{0,{_MOST + 4}}}"), within_words)
 
@@ -58,13 +58,16 @@ _NESTING = ("bold", "italic", "strike", "link")
 
 
 class LineSpans:
-    """A parser of one line. It holds back text that may still become a span, until that is clear or the line ends."""
+    """A parser of one line.
+
+    It holds back text that may still become a span, until the span is complete or impossible, or the line ends.
+    """
 
     def __init__(self) -> None:
         self._rest, self._last = "", " "
 
     def push(self, text: str, over: bool) -> Iterator[Span]:
-        """Yield the spans that are complete after `text`; `over`: the line ends here."""
+        """Yield the spans that are complete after `text`. `over`: the line ends after `text`."""
         self._rest += text
         while self._rest:
             found = _SPECIAL.search(self._rest)
@@ -91,7 +94,7 @@ class LineSpans:
         return kind.within_words or not self._last.isalnum()
 
     def _may_become(self) -> bool:
-        """Return True if more text can make the rest begin with a span."""
+        """Return True if the text held back may become the beginning of a span."""
         kinds = _KINDS[self._rest[0]]
         marks = self._rest in (self._rest[0] * len(self._rest), "\\") and len(self._rest) <= 4
         return any(self._may_open(kind) and (marks or kind.part.fullmatch(self._rest)) for kind in kinds)

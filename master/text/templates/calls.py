@@ -1,4 +1,4 @@
-"""The marks that a chat template writes around tool calls, learnt from renderings of calls with known words."""
+"""The marks that a chat template writes around tool calls, learnt by rendering calls with known words."""
 
 import json
 import re
@@ -21,8 +21,8 @@ _FIRST: tuple[str, dict[str, Any]] = ("tpitool", {"tpikeya": "tpivalue", "tpikey
 _SECOND: tuple[str, dict[str, Any]] = ("tpiother", {"tpikeya": "tpilast"})
 _ATOM = re.compile(r"<(?=[\w|/\uff5c\]!?])[^<>\x00]*>?|\[[^\[\]<>\x00]*\]?|\s+|.", re.DOTALL)
 _TAG = ("<", "[")
-_STRANGE = ("tpitool", "tpikey", "tpiother", "'function'", '"function"', "'name'")  # marks of whole messages
-_THOUGHT_ENDS = ("</think>", "<|END_THINKING|>")  # written before calls that come without reasoning
+_STRANGE = ("tpitool", "tpikey", "tpiother", "'function'", '"function"', "'name'")  # texts that a mark must not contain
+_THOUGHT_ENDS = ("</think>", "<|END_THINKING|>")  # tags that some templates write before calls without reasoning
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CallMarks:
         quote: around strings of "values".
         array: whether all calls of kind "object" are one array.
         name_key, arguments_key: the fields of an "object".
-        id_key: the field before them, which holds an id; empty if there is none.
+        id_key: the field of an "object" for the call's id, before the other two; empty if there is none.
     """
 
     kind: Kind
@@ -67,7 +67,7 @@ class CallMarks:
 
     @property
     def beginnings(self) -> tuple[str, ...]:
-        """The texts with which a call may begin, most usual first; the last tag before the name is one."""
+        """The texts with which a call may begin, the most usual first. The last tag before the name is included."""
         last = atoms(self.opening.strip())[-1:] or [""]
         inner = last[0] if last[0].startswith("<") and not last[0].endswith(">") else ""
         opening = self.opening.strip()
@@ -83,12 +83,12 @@ class CallMarks:
 
 
 def atoms(text: str) -> list[str]:
-    """Return the parts of a mark that are not divided: tags, runs of white space, and other characters."""
+    """Return the indivisible parts of a mark: tags, runs of white space, and single other characters."""
     return _ATOM.findall(text)
 
 
 def learn(show: Show, several: bool, with_text: bool) -> CallMarks | None:
-    """Return the marks around calls; None if the renderings do not show which they are.
+    """Return the marks around calls, found with the renderer `show`; None if the renderings do not show the marks.
 
     `several`: a message may have several calls. `with_text`: a message may have text and calls.
     """
@@ -114,8 +114,8 @@ def learn(show: Show, several: bool, with_text: bool) -> CallMarks | None:
 def learn_reasoning(plain: str, shown: str, thought: str, answer: str) -> tuple[str, str] | None:
     """Return the tags around the text `thought` before `answer` in the conversation `shown`; None if there are none.
 
-    `plain` is the conversation without `thought`. A tag that `plain` has too does not open the reasoning; the opening
-    tag is then derived from the closing one.
+    `plain` is the conversation without `thought`. A tag that is in `plain`, too, does not open the reasoning; the
+    opening tag is then derived from the closing one.
     """
     at = shown.find(thought)
     before, after = shown[: max(at, 0)].rstrip(), shown[at + len(thought) : max(shown.find(answer), 0)].strip()
@@ -128,7 +128,7 @@ def learn_reasoning(plain: str, shown: str, thought: str, answer: str) -> tuple[
 
 
 def _turn_end(plain: str) -> str:
-    """Return the first tag after the text of a message; it ends the turn."""
+    """Return the first tag after the text of a message, which ends the turn."""
     tags = (one for one in atoms(plain[plain.find(_ANSWER) + len(_ANSWER) :]) if one.startswith(_TAG))
     return next(tags, "")
 
@@ -166,7 +166,7 @@ def _object(text: str, start: int, name: int, several: bool, end: str) -> CallMa
 
 
 def _fields(one: Any) -> tuple[str, str, str] | None:
-    """Return the fields of the name, the arguments, and the id before them, in a call; None if it is not one."""
+    """Return the names of a call's fields for the name, the arguments and the id; None if `one` is not a call."""
     if not isinstance(one, dict):
         return None
     function = one.get("function")
@@ -192,7 +192,7 @@ def _values(text: str, start: int, inside: int) -> Iterator[tuple[Any, int, int]
 
 
 def _named(text: str, start: int, several: bool, end: str) -> CallMarks | None:
-    """Return the marks around a name with arguments after it."""
+    """Return the marks around a name that is followed by arguments."""
     name = text.rfind(_FIRST[0], start, text.find("tpikeya", start))
     if name < 0:
         return None
@@ -209,7 +209,7 @@ def _named(text: str, start: int, several: bool, end: str) -> CallMarks | None:
 
 
 def _arguments(text: str, at: int) -> tuple[CallMarks, int] | None:
-    """Return the marks around arguments that are not JSON, and the place after the last value."""
+    """Return the marks around arguments that are not JSON, and the index after the last value."""
     pieces, place = list[str](), at
     for word in ("tpikeya", "tpivalue", "tpikeyb", "41973", "tpikeyc", "tpifinal"):
         found = text.find(word, place)
@@ -237,7 +237,7 @@ def _arguments(text: str, at: int) -> tuple[CallMarks, int] | None:
 
 
 def _around(marks: CallMarks, text: str, before: str, after: int, several: bool, end: str) -> CallMarks | None:
-    """Return `marks` with those before the name and after the arguments; those of the first call end at `after`."""
+    """Add the marks before the name and after the arguments to `marks`; the first call's arguments end at `after`."""
     opening, section, separator, section_end, name_end = before, "", "", "", marks.name_end
     if several:
         second = text.find(_SECOND[0], after)
@@ -280,7 +280,7 @@ def _clipped(rest: str, end: str) -> str:
 
 
 def _generalised(one: str, other: str) -> str:
-    """Return a mark that matches two texts: the word that differs between them becomes ANY."""
+    """Return a mark that matches both texts: the word that differs between the two becomes ANY."""
     if one == other:
         return one
     first = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))

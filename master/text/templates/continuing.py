@@ -33,7 +33,7 @@ def up_to_end(rendered: str, text: str, end: str, model: str) -> int:
     """
     before, found, after = rendered.rpartition(end)
     if not found:
-        raise TemplateRefusal(model, "it does not show the end of the last message, which is to be continued")
+        raise TemplateRefusal(model, "it does not show the end of the last message, so it cannot be continued")
     white = text[len(text.rstrip()) :]
     trimmed = white and not after.startswith(_AFTER) and before.endswith(white)
     return len(before) - (len(white) if trimmed else 0)

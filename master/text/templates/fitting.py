@@ -1,4 +1,4 @@
-"""Fitting a conversation to a chat template: a message for which it has no turn becomes part of another turn."""
+"""Fitting a conversation to a chat template: a message of a kind that it does not show joins another turn."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ _BETWEEN = "\n\n"
 
 @dataclass(frozen=True)
 class Turn:
-    """A message for the template. `index` is that of the original message, None if it was made from several."""
+    """A message for the template. `index` is the original message's index; None if it was made from several."""
 
     message: Message
     index: int | None = None
@@ -31,7 +31,7 @@ class Turn:
         return str(self.message.get("content") or "")
 
     def __add__(self, text: str) -> "Turn":
-        """Return this turn with more text."""
+        """Return this turn with `text` appended to its content."""
         content = _BETWEEN.join(filter(None, (self.content, text)))
         return Turn({**self.message, "content": content})
 
@@ -39,7 +39,7 @@ class Turn:
 def fitted(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], traits: Traits
 ) -> tuple[list[Turn], dict[str, Any]]:
-    """Return `messages` and `tools` as turns that the template accepts, and the variables that it must be given."""
+    """Return `messages` and `tools` as turns that the template accepts, and as variables for the template."""
     turns = list(_with_calls(_one_by_one(messages, traits), traits))
     turns, names = _with_tools(turns, tools, traits)
     turns = list(_alternating(_with_system(turns, traits), traits))
@@ -49,7 +49,7 @@ def fitted(
 
 
 def description(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return a text that describes the tools to a model whose template has no place for them."""
+    """Return a text that describes the tools, for a model whose template does not show tools."""
     listed = "\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
     # the same whether a call is required, so that the prefix cache can be used
     how = "To call one, answer with a JSON object and nothing else"
@@ -101,19 +101,19 @@ def _with_calls(turns: Iterable[Turn], traits: Traits) -> Iterator[Turn]:
 
 
 def _is_sound(message: Message) -> bool:
-    """Return True if the arguments of all calls are objects: a model that was cut off leaves other text."""
+    """Return True if the arguments of all calls are objects. An answer that was cut off may have other text."""
     return all(isinstance(call["function"]["arguments"], dict) for call in message["tool_calls"])
 
 
 def _spelled(message: Message) -> Message:
-    """Return a message whose calls are part of its text."""
+    """Return the message with its calls written into its text."""
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message["tool_calls"]]
     kept = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**kept, "content": "\n".join(filter(None, (message.get("content"), *calls)))}
 
 
 def _formed(message: Message, form: CallForm) -> Message:
-    """Return a message whose calls are in the template's form."""
+    """Return the message with its calls in the template's `form`."""
     content = message.get("content") or (None if form.null else "")
     return {**message, "content": content, "tool_calls": [_call(call, form) for call in message["tool_calls"]]}
 
@@ -204,7 +204,7 @@ def _alternating(turns: Sequence[Turn], traits: Traits) -> Iterator[Turn]:
 
 
 def _is_one(before: Turn, turn: Turn, traits: Traits) -> bool:
-    """Return True if the template needs the two turns as one."""
+    """Return True if the template needs the two turns merged into one."""
     if before.role != turn.role or before.message.get("tool_calls") or turn.message.get("tool_calls"):
         return False
     return (turn.role == "user" and not traits.repeated_user) or (

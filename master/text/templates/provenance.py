@@ -1,9 +1,9 @@
-"""Strings that know which of their characters a chat template wrote itself.
+"""Strings with a mark on each character that tells if the chat template wrote it.
 
-A control token is recognised only if the template wrote all of its characters. So each character carries a mark, and
-each operation passes the marks on. An operation that this module does not know returns a plain `str`, which counts as
-the caller's. So a forgotten operation may lose a control token of the template, but never creates one from a caller's
-text.
+A control token is recognised only if the template wrote all of its characters. Therefore each character carries a mark,
+and each operation passes the marks on. An operation that this module does not know returns a plain `str`, which counts
+as the caller's. A forgotten operation may therefore lose a control token of the template, but never creates one from a
+caller's text.
 """
 
 import re
@@ -27,7 +27,7 @@ class Text(str):
     _marks: bytes
 
     def __new__(cls, value: str = "", marks: bytes | None = None) -> "Text":
-        """Give `value` its marks; without one for each character, all of it is the caller's."""
+        """Create a text of `value` with one mark for each character; without `marks`, all of it is the caller's."""
         self = super().__new__(cls, value)
         self._marks = marks if marks is not None and len(marks) == len(self) else CALLER * len(self)
         return self
@@ -194,7 +194,7 @@ class Text(str):
         return self.recased(super().capitalize())
 
     def recased(self, value: str) -> "Text":
-        """Mark `value`, which is this text in another case; one character may become up to three."""
+        """Return `value`, this text in another case, with marks. One character may become up to three."""
         if len(value) == len(self):
             return Text(value, self._marks)
         marks, at = list[bytes](), 0
@@ -229,7 +229,7 @@ class CallerFloat(float):
 
 
 def as_text(value: Any) -> Text:
-    """Return `value` as text; a number that the template made counts as the template's."""
+    """Return `value` as text with marks. A number that the template computed counts as the template's."""
     if isinstance(value, Text):
         return value
     return own(str(value)) if type(value) in (int, float) else Text(str(value))
@@ -257,7 +257,7 @@ def agreed(plain: str, made: Callable[[], Text]) -> Text:
     """Return `made()` if it equals `plain`, and else `plain` as the caller's text."""
     try:
         found = made()
-    except (LookupError, TypeError, ValueError, StopIteration):  # a format that only the real operation can read
+    except (LookupError, TypeError, ValueError, StopIteration):  # a format that only Python's own operation can read
         return Text(plain)
     return found if found == plain else Text(plain)
 

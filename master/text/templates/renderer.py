@@ -18,11 +18,11 @@ _RUN = re.compile(rb"\x00+|\x01+|\x02+")
 def open_work(settings: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """Compile the template `settings["source"]`; return a function that renders it.
 
-    The texts in `settings["special"]` count as written by the template. If it is asked for `names_read`, the function
-    returns those instead of a rendering.
+    The texts in `settings["special"]` count as written by the template. If the request is `names_read`, the function
+    returns the names that the template reads instead of a rendering.
 
     Raises:
-        Exception: whatever compiling raises.
+        Exception: the error of compiling, of any type.
     """
     sandbox, source = Sandbox(), settings["source"]
     template = sandbox.compiled(source)

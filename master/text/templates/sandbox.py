@@ -22,8 +22,8 @@ from jinja2.visitor import NodeTransformer
 
 from master.text.templates.provenance import CALLER, Text, agreed, as_text, joined, marks_of, own
 
-SOURCE_CHARS = 128 << 10  # limit of a template; published ones have up to 30,000
-OUTPUT_CHARS = 8 << 20  # limit of a rendering
+SOURCE_CHARS = 128 << 10  # limit of a template in characters; published templates have up to 30,000
+OUTPUT_CHARS = 8 << 20  # limit of a rendering in characters
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -44,7 +44,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Return the compiled template.
 
         Raises:
-            TemplateError: if it is too long or not a template; compiling may raise other errors, too.
+            TemplateError: if `source` is too long or not a template; compiling may raise other errors, too.
         """
         if len(source) > SOURCE_CHARS:
             raise TemplateError(f"it is longer than {SOURCE_CHARS} characters")
@@ -54,7 +54,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Return the names that the template reads and does not set itself.
 
         Raises:
-            TemplateError: if it is not a template; parsing may raise other errors, too.
+            TemplateError: if `source` is not a template; parsing may raise other errors, too.
         """
         return frozenset(find_undeclared_variables(self.parse(source)))
 
@@ -94,7 +94,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Literals(NodeTransformer):
-    """Marks each literal text of a template as the template's, and makes `~` keep the marks of both sides."""
+    """Code transformer that marks a template's literal texts as its own and makes `~` keep the marks."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox, self._count = sandbox, 0

@@ -8,7 +8,7 @@ from typing import Any
 from master.confined.process import ConfinedError, ConfinedProcess, LimitError, Limits
 from tpi.errors import ModelError
 
-SECONDS = 5.0  # processor time, for compiling and for each rendering
+SECONDS = 5.0  # seconds of processor time, for compiling and for each rendering
 MEMORY = 256 << 20  # bytes of memory, for compiling and for each rendering
 FIRST_ANSWER = 0xF0000
 """The character that stands for the answer of message 0, from a private-use plane."""
@@ -19,8 +19,8 @@ class Rendering:
     """The output of a template.
 
     Attributes:
-        text: all of it.
-        marks: one byte for each character of it, see `master.text.templates.provenance`.
+        text: the complete output.
+        marks: one byte for each character of `text`, as in `master.text.templates.provenance`.
     """
 
     text: str
@@ -28,10 +28,10 @@ class Rendering:
 
 
 class TemplateRefusal(ModelError):
-    """The error of a chat template that failed or refused a conversation; `reason` is its own message."""
+    """Error of a chat template that failed or refused a conversation; `reason` is the template's own message."""
 
     def __init__(self, model: str, reason: str) -> None:
-        super().__init__(f"the chat template of {model} failed: {reason}; tpi run --raw does without it")
+        super().__init__(f"the chat template of {model} failed: {reason}; tpi run --raw works without a template")
         self.reason = reason
 
 
@@ -46,8 +46,9 @@ class ChatTemplate:
         self._model = model
         limits = Limits(SECONDS, MEMORY, SECONDS, MEMORY)
         settings = {"source": source, "special": dict(special or {})}
-        self._works = False  # it has rendered a conversation
-        self._hopeless: str | None = None  # the limit that it exceeded before it ever rendered; it is not tried again
+        self._works = False  # True after the first successful rendering
+        # the limit exceeded before any successful rendering; such a template is not tried again
+        self._hopeless: str | None = None
         self._process = ConfinedProcess("master.text.templates.renderer", settings, limits)
 
     def start(self) -> None:

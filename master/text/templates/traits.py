@@ -58,7 +58,7 @@ class Traits:
 
     @cached_property
     def works(self) -> bool:
-        """True if the template renders a question at all; if not, rendering the real conversation shows the error."""
+        """True if the template renders a short question. If not, rendering the real conversation shows the error."""
         return self._shows([_turn("user", _USER)], _USER) or self.parts
 
     @cached_property
@@ -101,7 +101,7 @@ class Traits:
         return self._takes([_turn("assistant", _ANSWER), _turn("user", _USER)], _ANSWER, _USER)
 
     def tools(self, with_system: bool) -> ToolPlace:
-        """Return where the template reads tools, in a conversation with or without a system message."""
+        """Return the name under which the template reads tools, in a conversation with or without system message."""
         return self._tools_with_system if with_system else self._tools_alone
 
     @property
@@ -121,7 +121,7 @@ class Traits:
     def _shows_calls(self, form: CallForm, content: str | None) -> bool:
         shown = self._tried([self._fitted(message) for message in _call(form, content)])
         words = all(word in shown for word in (_NAME, _VALUE, _RESULT, content or ""))
-        # a template that takes another form writes Python's spelling of an object, or of None
+        # a template of another form writes an object or None in Python's syntax
         return words and f"'{_KEY}'" not in shown and "None" not in shown
 
     @cached_property
@@ -138,7 +138,7 @@ class Traits:
 
     @cached_property
     def call_marks(self) -> CallMarks | None:
-        """The marks around calls in its renderings; None if the renderings do not show which they are."""
+        """The marks around calls in the template's renderings; None if the renderings do not show the marks."""
         form = self.calls
         if form is None:
             return None
@@ -150,7 +150,7 @@ class Traits:
 
     @cached_property
     def reasoning_tags(self) -> tuple[str, str] | None:
-        """The tags around reasoning in its renderings; None if it does not show reasoning."""
+        """The tags around reasoning in the template's renderings; None if it does not show reasoning."""
         asked, answered = self._fitted(_turn("user", _USER)), self._fitted(_turn("assistant", _ANSWER))
         shown = self._tried([asked, {**answered, "reasoning_content": _AGAIN, "reasoning": _AGAIN}])
         return learn_reasoning(self._tried([asked, answered]), shown, _AGAIN, _ANSWER)
@@ -203,7 +203,7 @@ class Traits:
     def _takes(self, messages: Sequence[Message], *words: str) -> bool:
         """Return True if the template shows `words` of a conversation, or fails with every conversation.
 
-        In the second case the traits do not matter: the real conversation fails too.
+        If it fails with every conversation, the traits do not matter, because the real conversation fails too.
         """
         return not self.works or self._shows([self._fitted(message) for message in messages], *words)
 
@@ -260,7 +260,7 @@ def _call(form: CallForm, content: str | None) -> list[Message]:
 
 
 def _called(form: CallForm, content: str | None, calls: Calls) -> list[Message]:
-    """Return a conversation with a message of these calls and their results; without calls, only the message."""
+    """Return a conversation with a message of `calls` and their results; without calls, only the message."""
     content = content if content is not None or form.null else ""
     if not calls:
         return [_turn("user", _USER), {"role": "assistant", "content": content}, _turn("user", _AGAIN)]

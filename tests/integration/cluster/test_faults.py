@@ -67,7 +67,7 @@ def test_wrong_version(addresses: list[str], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(remote, "protocol", lambda: other)
     sentence = (
         rf"worker {addresses[0]} runs tpi {re.escape(__version__)} \(protocol {own:x}\), {MASTER}\) "
-        rf"runs tpi 99\.1 \(protocol {other:x}\); install the same on both"
+        rf"runs tpi 99\.1 \(protocol {other:x}\); install the same version on both"
     )
     refused("wrong version", sentence, lambda: Cluster.connect(addresses[:1]))
 

@@ -254,8 +254,8 @@ def test_a_worker_of_another_protocol_is_told_to_update(tmp_path: Path, monkeypa
     with fake_workers([tmp_path / "a"]) as (_, (address,)), closing(Net()) as net:
         monkeypatch.setattr(codec, "protocol", lambda: own ^ 1)
         ((_, (observed,)),) = check_workers(net, [address], WorkerLinks(None))
-    assert f"(protocol {own:x}), this is tpi" in observed.found
-    assert observed.advice == "install the same on both"
+    assert f"(protocol {own:x}), this machine runs tpi" in observed.found
+    assert observed.advice == "install the same version on both"
 
 
 def test_a_worker_announced_wrongly_is_sought_where_paired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

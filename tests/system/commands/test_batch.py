@@ -102,7 +102,7 @@ def test_interrupted_on_three_nodes_it_says_so_and_goes_on(model: str, cache: Pa
     [
         (
             {"body": {"model": "gpt-9", "prompt": "x"}},
-            "the model is called 'llama' or 'gpt-4o', not 'gpt-9'; give it that name",
+            "the model is called 'llama' or 'gpt-4o', not 'gpt-9'; add that name",
         ),
         ({"body": {"prompt": [1 << 20]}}, "token ids must be from 0"),
         ({"body": {"prompt": "word " * 5000}}, "over the context of"),

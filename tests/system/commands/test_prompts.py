@@ -90,7 +90,7 @@ def tpi(*arguments: str, cache: Path, data: bytes = b"", **environment: str) -> 
     )
 
 
-CUT = b"tpi: the answer was cut at -n %d: give a larger -n, or none\n"
+CUT = b"tpi: the answer was cut at -n %d: give a larger -n, or leave -n out\n"
 BEYOND: dict[str, tuple[list[str], str]] = {
     "context": (["-c", "99999999999"], "99999999999 is not in the range 1<=x<=16777216"),
     "context of the model": (["-c", "257"], "-c 257 is over the 256 tokens that this model was made for"),

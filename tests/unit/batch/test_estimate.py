@@ -49,5 +49,5 @@ def test_lines_that_ask_for_nothing_say_nothing(tmp_path: Path) -> None:
 
 def test_a_pipe_is_refused_as_input(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match=r"pipe is not a regular file; write the batch lines to one"):
+    with pytest.raises(UsageError, match=r"pipe is not a regular file; write the batch lines to a regular file"):
         BatchSource(tmp_path / "pipe")

@@ -183,7 +183,7 @@ def test_a_line_that_failed_may_be_mended_in_the_input(tmp_path: Path) -> None:
     assert path.read_bytes() == whole
     with BatchResults(path, mended, ["tiny"], WARNED.append, retry=True) as out:
         assert out.answered == {mended.lines[0].id}
-    with pytest.raises(UsageError, match="answers 'a', but no line of the input"):  # an answer is not thrown away
+    with pytest.raises(UsageError, match="answers 'a', but the input has no line"):  # an answer is not thrown away
         BatchResults(path, source(tmp_path, request("b")), ["tiny"], WARNED.append, retry=True)
 
 
@@ -215,7 +215,10 @@ def test_an_output_of_others_is_refused_and_left_as_it_is(tmp_path: Path) -> Non
         (whole + whole, "line 2 answers 'a' a second time"),
         (whole + "notes\n", "line 2 is not an answer"),
         ("notes", "line 1 is not an answer"),
-        (whole.replace("batch_req_", "batch_req_0"), "answers 'a', but no line of the input has exactly that request"),
+        (
+            whole.replace("batch_req_", "batch_req_0"),
+            "answers 'a', but the input has no line with exactly that request",
+        ),
         (whole + '{"id": 1}\n', "line 2 is not an answer"),
         (whole + '{"id": "x", "custom_id": "b", "response": [1]}\n', "line 2 is not an answer"),
         (whole + '{"id": "x", "custom_id": "b", "response": {"body": 1}}\n', "line 2 is not an answer"),

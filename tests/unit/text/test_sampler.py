@@ -153,5 +153,5 @@ def test_a_grammar_that_leaves_no_token_is_not_the_models_fault() -> None:
         def accept(self, token: int) -> None:
             raise AssertionError(token)
 
-    with pytest.raises(UsageError, match="no token may come next"):
+    with pytest.raises(UsageError, match="the grammar allows no token here"):
         Sampler(Sampling(), Nothing()).sample(LOGITS)

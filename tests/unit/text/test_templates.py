@@ -119,7 +119,7 @@ def test_whatever_a_template_does_is_one_sentence(source: str) -> None:
     with pytest.raises(ModelError, match="the chat template of tiny failed: ") as caught:
         render(source)
     said = str(caught.value)
-    assert said.endswith("; tpi run --raw does without it")
+    assert said.endswith("; tpi run --raw works without a template")
     assert said.isprintable()
     assert len(said) < 400
 

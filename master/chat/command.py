@@ -73,7 +73,7 @@ def chat(
         _talk_to_server(server, sampling, tokens, conversation, cache, history, markdown, quiet)
         return
     if flags["model"] is None:
-        raise UsageError("no model is given; name a model with -m MODEL, or a server with --url URL")
+        raise UsageError("say which model with -m MODEL, or which server with --url URL")
     placement = RunOptions.from_flags(flags)
     with exit_on_termination():
         # imports made before the session count as memory of the bare process

@@ -72,7 +72,7 @@ def main(words: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(words)
     if unknown := set(options.names) - BENCHMARKS.keys():
-        parser.error(f"no benchmark called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+        parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; choose from {', '.join(BENCHMARKS)}")
     if options.render:
         render()
         return 0

@@ -98,7 +98,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=PAIRS, help=f"at least 1; default: {PAIRS}")
     options = parser.parse_args(words)
     if unknown := set(options.names) - PROBES.keys():
-        parser.error(f"nothing called {', '.join(sorted(unknown))} is compared; there are {', '.join(PROBES)}")
+        parser.error(f"unknown comparison {', '.join(sorted(unknown))}; choose from {', '.join(PROBES)}")
     if options.pairs < 1:
         parser.error("--pairs must be at least 1")
     options.names = options.names or list(PROBES)

@@ -56,7 +56,7 @@ def rm(names: tuple[str, ...], cache: Path | None, shards: bool, everything: boo
     """
     directory = cache or default_cache()
     if not names and not shards and not everything:
-        raise UsageError("nothing to remove was named; give names that `tpi ls` shows, --shards or --all")
+        raise UsageError("no entries to remove are named; give names that `tpi ls` shows, --shards or --all")
     found = entries(directory)
     named = _named(names, found, directory)
     chosen = [entry for entry in found if entry in named or (shards and entry.kind == "shards")

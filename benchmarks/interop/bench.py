@@ -87,7 +87,7 @@ def _tried(
     )  # fmt: skip
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        raise RuntimeError(f"{name} did not come to its end: {done.stderr[-500:]}")
+        raise RuntimeError(f"{name} did not finish: {done.stderr[-500:]}")
     found = json.loads(lines[-1])
     cells: Row = {kind: (" ".join(found[kind].split()) or _PASSED) if kind in found else "" for kind in KINDS}
     return {"client": name.partition("[")[0], "version": version, **cells, "s": perf_counter() - begun}

@@ -164,7 +164,7 @@ def _three_ports() -> int:
         finally:
             net.close()
         return port
-    raise RuntimeError("no ports are free")
+    raise RuntimeError("no three consecutive ports are free; close other programs")
 
 
 def _flooder(number: int, port: int) -> None:

@@ -61,7 +61,7 @@ def arena_layer(name: str, records: Bytes, frequency: F64, chosen: I32, fixed: f
         PlanError: if `frequency` does not have one value for each neuron.
     """
     if len(frequency) != len(records):
-        raise PlanError(f"{name} has {len(records)} neurons and a profile of {len(frequency)}; profile the model again")
+        raise PlanError(f"{name} has {len(records)} neurons, its profile {len(frequency)}; run `tpi profile` again")
     ordered = chosen[np.argsort(-frequency[chosen], kind="stable")]
     hot = ordered[: len(ordered) // FFN_UNIT * FFN_UNIT].astype(np.int32)
     return ArenaLayer(name, records, frequency, hot, int(fixed * len(hot)))

@@ -68,7 +68,7 @@ class QueuedTransfer:
 
     def cancel(self) -> None:
         """Cancel the transfer; `wait` then raises TpiError."""
-        self.error = TpiError(f"the transfer queue was closed before the {self.kind} of {self.name} ran")
+        self.error = TpiError(f"the {self.kind} of {self.name} did not run: the transfer queue was closed")
         self._finish()
 
     def _finish(self) -> None:
@@ -121,7 +121,7 @@ class TransferQueue:
         transfer = QueuedTransfer(kind, name, call, tuple(after), link, behind)
         with self._lock:
             if self._closed:
-                raise TpiError(f"the transfer queue is closed; {name} cannot be transferred any more")
+                raise TpiError(f"{name} cannot be transferred: the transfer queue is closed; open the model again")
             self._waiting.append(transfer)
             self._work.notify()
         return transfer

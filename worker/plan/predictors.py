@@ -35,7 +35,7 @@ def predictors_of(plan: NodePlan, held: Sequence[HeldBlock]) -> dict[int, Predic
     try:
         return {one.layer: _predictor(one, held[one.block].vectors, hidden) for one in plan.predictors}
     except ModelError as error:
-        raise WeightsError(f"{error}; profile the model again") from error
+        raise WeightsError(f"{error}; run `tpi profile --predictors` again") from error
 
 
 def frequencies_of(plan: NodePlan, held: Sequence[HeldBlock]) -> dict[int, npt.NDArray[np.float64]]:

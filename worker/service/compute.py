@@ -152,7 +152,10 @@ class Compute:
         waiting = self._queued - self._taken
         most = max(_MOST_STEPS * self._longest, self._at_once * STAGE_CHUNK)
         if self._jobs.qsize() >= _MOST_JOBS or (waiting and waiting + tokens > most):
-            raise PlanError(f"the master sends steps faster than this node computes: {waiting} tokens are queued")
+            raise PlanError(
+                f"the master sends steps faster than this node computes: {waiting} tokens are queued; "
+                "start the master again"
+            )
 
     def stop(self, seconds: float) -> bool:
         """End the thread; return True if it ended within `seconds`."""

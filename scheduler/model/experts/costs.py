@@ -43,7 +43,7 @@ class ExpertCosts:
         """
         card = machine.accelerator
         if card is None:
-            raise PlanError("experts are divided between a CPU and an accelerator; name an accelerator with --device")
+            raise PlanError("this node has no accelerator to share experts with; name one with --device")
         before = 2 * card.link.latency + hidden / card.link.up + hidden / card.link.down
         before += card.rates.start + card.rates.seconds(shared, 0.0) if shared else 0.0
         return cls(machine.host, card.rates, card.link, nbytes, weights, before)

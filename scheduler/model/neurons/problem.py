@@ -69,9 +69,9 @@ class NeuronProblem:
     def __post_init__(self) -> None:
         rates = (self.cpu.bandwidth, self.accelerator.bandwidth)
         if not all(math.isfinite(rate) and rate > 0 for rate in rates) or not 0 <= self.sync < math.inf:
-            raise PlanError("a measured bandwidth or exchange time is not a valid number; measure the machine again")
+            raise PlanError("a measured bandwidth or exchange time is not valid; measure again with --remeasure")
         if not self.layers or any(layer.neuron_bytes < 1 or not len(layer.frequency) for layer in self.layers):
-            raise PlanError("a layer without neurons cannot be placed; profile the model again")
+            raise PlanError("a layer has no neurons to place; run `tpi profile` again")
 
     @classmethod
     def of(
@@ -93,7 +93,7 @@ class NeuronProblem:
         """
         device = machine.accelerator
         if device is None:
-            raise PlanError("neurons are divided between a CPU and an accelerator; name an accelerator with --device")
+            raise PlanError("this node has no accelerator to share neurons with; name one with --device")
         sync = 2 * device.link.latency + device.rates.start + machine.host.start
         return cls(
             layers, ComputingUnit(machine.memory - taken, machine.host.read),

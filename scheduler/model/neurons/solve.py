@@ -80,7 +80,7 @@ def place_neurons(problem: NeuronProblem, seconds: float = SECONDS, gap: float =
         raise PlanError(
             f"{int(columns.nbytes.sum())} bytes of neurons and predictors do not fit into "
             f"{problem.accelerator.capacity} bytes on the accelerator and {problem.cpu.capacity} bytes on the CPU; "
-            "give more memory or use a smaller format"
+            "give more --memory or --gpu-memory, or use a smaller --dtype"
         )
     return _placement(problem, columns, np.round(found.x).astype(bool))
 

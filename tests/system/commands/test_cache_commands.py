@@ -86,7 +86,7 @@ def test_an_unknown_name_is_one_sentence_with_what_is_near(source: Path, tmp_pat
     for name, words in (("tin", f"similar names: {path.name}"), ("zzz", "`tpi ls` lists")):
         with pytest.raises(UsageError, match=words):
             command("rm", name, cache=tmp_path / "cache")
-    with pytest.raises(UsageError, match="nothing to remove was named"):
+    with pytest.raises(UsageError, match="no entries to remove are named"):
         command("rm", cache=tmp_path / "cache")
     assert path.is_dir()
 

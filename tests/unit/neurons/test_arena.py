@@ -168,7 +168,7 @@ def test_chosen_neurons_are_cut_to_whole_units_from_the_coolest() -> None:
     layer = arena_layer("layer", records(0), frequency, np.arange(70, dtype=np.int32)[::-1], 0.5)
     assert layer.hot.tolist() == list(range(64))
     assert layer.fixed == 32
-    with pytest.raises(PlanError, match="profile the model again"):
+    with pytest.raises(PlanError, match="run `tpi profile` again"):
         arena_layer("layer", records(0), frequency[1:], layer.hot)
 
 

@@ -79,7 +79,7 @@ def test_one_expert_is_fetched_if_that_is_sooner_than_the_cpu() -> None:
 
 
 def test_costs_need_an_accelerator() -> None:
-    with pytest.raises(PlanError, match="name an accelerator with --device"):
+    with pytest.raises(PlanError, match="name one with --device"):
         ExpertCosts.of(replace(LAPTOP, accelerator=None), 1, 1, 1)
 
 

@@ -105,9 +105,9 @@ def test_closing_wakes_waiting_threads_and_joins_all() -> None:
     blocked = queue.submit("kv load", "never", lambda: None, [never_over()])
     queue.close()
     queue.close()
-    with pytest.raises(TpiError, match="closed before the kv load of never"):
+    with pytest.raises(TpiError, match="the kv load of never did not run: the transfer queue was closed"):
         blocked.wait()
-    with pytest.raises(TpiError, match="late cannot be transferred any more"):
+    with pytest.raises(TpiError, match="late cannot be transferred: the transfer queue is closed"):
         queue.submit("kv save", "late", lambda: None)
     assert set(threading.enumerate()) <= before
 

@@ -103,7 +103,7 @@ def propose(case: Case) -> Candidate[NeuronArenas] | Candidate[RecordPlan] | Non
     if (offload := found.offload) is None or plan.options.sparsity != "auto":
         return found
     if not case.in_memory(offload):
-        raise PlanError("memory does not hold all neurons")
+        raise PlanError("memory does not hold all neurons; give more --memory")
     if found.details.share_on_accelerator > MIGRATING:
         setup = replace(found.details.setup, migration=STATIC)
         found = replace(found, details=replace(found.details, setup=setup))
@@ -223,11 +223,13 @@ def ffn_seconds(offload: OffloadPlan, arenas: NeuronArenas) -> Iterator[float]:
 def _check(pieces: tuple[NodeSegment, ...], setup: NeuronSetup) -> None:
     for piece in neuron_blocks(pieces):
         if piece.block.layer not in setup.frequency:
-            raise PlanError(f"{piece.block.name} has no predictors; make them again, or add --sparsity off")
+            raise PlanError(
+                f"{piece.block.name} has no predictors; run `tpi profile --predictors`, or add --sparsity off"
+            )
         for run in piece.runs:
             if run.name != "neuron" or run.layout.layout != "record":
                 raise PlanError(
-                    f"{piece.block.name} is not stored as records of neurons, so they cannot be chosen one by one; "
+                    f"{piece.block.name} is not stored as records of neurons, so single neurons cannot be chosen; "
                     "give --sparsity off"
                 )
 

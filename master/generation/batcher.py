@@ -109,14 +109,14 @@ class Batcher:
         work = [self._work(sequence, count) for sequence, count in self._counts(sequences) if count]
         return [self._with_draft(item, drafts, len(sequences)) if item.sequence.id in drafts else item for item in work]
 
-    def ahead(self, sequence: Sequence, token: int, needed: int) -> Work | None:
-        """Return work that runs the drafted `token` after all tokens of `sequence` in flight.
-
-        Return None if it needs a page and no more than `needed` are free.
-        """
+    def has_room_ahead(self, sequence: Sequence, needed: int) -> bool:
+        """Return True if a token after all those of `sequence` in flight leaves `needed` pages free."""
         position = sequence.sent + len(sequence.ahead)
-        if position >= PAGE_TOKENS * len(sequence.table) and self.pages.free <= needed:
-            return None
+        return position < PAGE_TOKENS * len(sequence.table) or self.pages.free > needed
+
+    def ahead(self, sequence: Sequence, token: int) -> Work:
+        """Return work that runs the drafted `token` after all tokens of `sequence` in flight."""
+        position = sequence.sent + len(sequence.ahead)
         self.pages.append(sequence.table, position + 1)
         kept = min(sequence.announced, len(sequence.table))
         return Work(sequence, position, 1, kept, tuple(sequence.table[kept:]), life=sequence.life, guess=token)

@@ -127,10 +127,10 @@ class Engine:
         turn = self._in_turn(running)
         if not turn:
             return None
-        ahead = self._most_of_each() if len(turn) == 1 else 1
+        whole, ahead = alone and len(turn) == len(running), self._most_of_each() if len(turn) == 1 else 1
         drafts = dict[int, Draft]()
-        if self._speculates and ((alone and len(turn) == len(running)) or ahead > 1):
-            drafts = self.speculation.choose(turn, self.context, ahead, alone and len(turn) == len(running))
+        if self._speculates and (whole or ahead > 1):
+            drafts = self.speculation.choose(turn, self.context, ahead, whole)
         began, work = perf_counter(), self._steps.batcher.pick([request.sequence for request in turn], drafts)
         self._steps.start(work, self.admission.released)
         return _Started(work, drafts, began, alone)
@@ -143,16 +143,16 @@ class Engine:
         most = self._most_of_each()
         if most < 2 or not self._speculates:
             return None
-        for request in sorted(self.admission.running, key=lambda each: len(each.sequence.ahead)):
+        running, batcher = self.admission.running, self._steps.batcher
+        for request in sorted(running, key=lambda each: len(each.sequence.ahead)):
             sequence = request.sequence
-            if request.rows is not None or sequence.pending or not sequence.in_flight:
+            sent = request.rows is None and sequence.in_flight and not sequence.pending
+            if not sent or not batcher.has_room_ahead(sequence, len(running)):
                 continue
-            token = self.speculation.next_ahead(request, self.context, most)
-            item = None if token is None else self._steps.batcher.ahead(sequence, token, len(self.admission.running))
-            if item:
-                began, alone = perf_counter(), not self._in_flight
-                self._steps.start([item], self.admission.released)
-                return _Started([item], {}, began, alone)
+            if (token := self.speculation.next_ahead(request, self.context, most)) is not None:
+                work, began, alone = [batcher.ahead(sequence, token)], perf_counter(), not self._in_flight
+                self._steps.start(work, self.admission.released)
+                return _Started(work, {}, began, alone)
         return None
 
     @property

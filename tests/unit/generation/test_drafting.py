@@ -151,8 +151,7 @@ def test_a_step_that_runs_ahead_counts_if_its_token_is_drawn() -> None:
     batcher.start([first])
     started = list[Work]()
     for token in (5, 6):
-        ahead = batcher.ahead(sequence, token, 1)
-        assert ahead is not None
+        ahead = batcher.ahead(sequence, token)
         assert (ahead.tokens, ahead.position) == ([token], token - 3)
         batcher.start([ahead])
         started.append(ahead)
@@ -170,8 +169,8 @@ def test_a_step_that_runs_ahead_leaves_the_pages_that_others_need() -> None:
     pages = PagePool(2)
     batcher, sequence = Batcher(pages, PAGE_TOKENS), Sequence(0, array("i", range(PAGE_TOKENS)))
     batcher.start(batcher.pick([sequence]))
-    assert batcher.ahead(sequence, 7, 1) is None
-    assert batcher.ahead(sequence, 7, 0) is not None
+    assert not batcher.has_room_ahead(sequence, 1)
+    assert batcher.has_room_ahead(sequence, 0)
 
 
 def test_chances_are_learnt() -> None:

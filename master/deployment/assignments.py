@@ -39,7 +39,7 @@ def assignments(
     wire: str = "f32",
     predictors: PredictorSource | None = None,
 ) -> list[Assign]:
-    """Return one `Assign` per rank; rank 0 is the master. None includes embedding, head or final norm.
+    """Return one `Assign` per rank; rank 0 is the master. No assignment has the embedding, head or final norm.
 
     A node gets the layers of its own stages. `predictors` are for nodes that compute only active neurons: each node
     gets the rows of its own neurons.
@@ -87,12 +87,12 @@ def _parts(pack: Pack, stage: Stage, layouts: Sequence[RunLayout], sent: Predict
     """Return the part of each node of `stage`, by rank."""
     experts = pack.config.mixture.experts if pack.config.mixture else 1
     numbers = range(stage.layers.first, stage.layers.last)
-    distinct: dict[str, tuple[PackBlock, int]] = {}  # with the layer of the block
+    distinct: dict[str, tuple[PackBlock, int]] = {}  # blocks by id, each with its first layer
     for number in numbers:
         if pack.config.kv_layer(number) < stage.layers.first:
             raise PlanError(
                 f"layer {number} uses the keys and values of layer {pack.config.kv_layer(number)}, which is in another "
-                "stage; give --stages 1, or stages of which one has both"
+                "stage; give --stages 1, or stages in which one stage has both layers"
             )
         distinct |= {block.id: (block, number) for block in pack.layers[number]}
     index = {identity: at for at, identity in enumerate(distinct)}
@@ -109,7 +109,7 @@ def _parts(pack: Pack, stage: Stage, layouts: Sequence[RunLayout], sent: Predict
 
 
 def _joined(one: _Part, other: _Part) -> _Part:
-    """Return a node's parts of two of its stages as one; a block that both have is listed once."""
+    """Return a node's parts of two of its stages as one part; a block in both is listed once."""
     blocks = {block.id: block for block in (*one.blocks, *other.blocks)}
     index = {identity: at for at, identity in enumerate(blocks)}
     layers = (LayerPlan(each.number, tuple(index[other.blocks[at].id] for at in each.blocks)) for each in other.layers)
@@ -134,7 +134,7 @@ def _routing(pack: Pack) -> bytes:
 def _block_plans(
     block: PackBlock, shards: Sequence[Shard], layouts: Sequence[RunLayout], experts: int
 ) -> list[BlockPlan]:
-    """Return a block's plan for the node of each shard. Read the block's hashes and vectors once for all of them."""
+    """Return a block's plan for the node of each shard. Read the block's hashes and vectors only once."""
     hashes = {run.name: block.unit_hashes(run.name) for run in block.shape.runs}
     vectors = tuple(VectorPlan(name, length) for name, length in block.shape.vectors)
     digest = sha256(vectors_bytes(block)).digest()
@@ -147,7 +147,7 @@ def _block_plans(
 
 
 def held_units(shape: BlockShape, shard: Shard, experts: int) -> Iterator[tuple[RunLayout, Range]]:
-    """Yield the units that `shard` has of each run, as ranges. The shard is that of the block's layer.
+    """Yield the units that `shard` has of each run, as ranges. `shard` is the node's shard of the block's layer.
 
     A node's slices of several experts are several ranges. The runs from which all heads are computed belong to every
     node with a query head.

@@ -1,4 +1,4 @@
-"""Micro-batches across the nodes of a deployment: whether to use them, and the settings that all nodes must share."""
+"""Micro-batches across the nodes of a deployment: the decision to batch, and the settings that all nodes share."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ MemberReport = tuple[tuple[str, Assign, Tables | None], Card | None, MachineSpee
 
 
 def members_of(told: Sequence[MemberReport], asked: OffloadOptions, own: AcceleratorSetup | None) -> list[GroupMember]:
-    """Return the nodes of a deployment, as batches are planned for them.
+    """Return the nodes of a deployment, as input for the planning of batches.
 
     Args:
         told: each node's name, plan, tables, accelerator and speed, the master first.
@@ -47,7 +47,7 @@ def fastest(members: Sequence[GroupMember], asked: OffloadOptions) -> int:
     It is at most the number that the nodes have pages for.
 
     Raises:
-        PlanError: if a node is told to batch and cannot. The error names it.
+        PlanError: if a node is told to batch and cannot. The error names the node.
     """
     long, demanded = with_longest_steps(members, asked.unattended), _demands_batches(members)
     return fastest_batch(long, demanded) if demanded or _left_open(members, asked) else 0
@@ -56,13 +56,13 @@ def fastest(members: Sequence[GroupMember], asked: OffloadOptions) -> int:
 def batched(
     plans: Sequence[Assign], members: Sequence[GroupMember], asked: OffloadOptions, batch: int = 0
 ) -> list[Assign]:
-    """Return the plans, with the batch settings that the nodes agree on if they are to batch.
+    """Return the plans; if the nodes are to batch, with the common batch settings filled in.
 
     `batch` is the number of requests that `fastest` returned. If it is 0, decide here whether to batch, and how many.
     `asked` are the options of the master's user.
 
     Raises:
-        PlanError: if the nodes are to batch and one cannot. The error names it.
+        PlanError: if the nodes are to batch and one cannot. The error names the node.
     """
     long = with_longest_steps(members, asked.unattended)
     if not batch and not _wanted(long, asked):
@@ -73,9 +73,9 @@ def batched(
 
 
 def longest_step(member: GroupMember) -> int:
-    """Return the most prompt tokens of one step: weights cross a link once for all of them.
+    """Return the maximum number of prompt tokens in one step of `member`.
 
-    That is the KV cache's capacity, limited by the memory for hidden states and by the size of a message between nodes.
+    It is the KV cache's capacity, limited by the memory for hidden states and the size of a message between nodes.
     """
     plan = member.plan
     memory = plan.options.memory or member.machine.memory
@@ -86,7 +86,7 @@ def longest_step(member: GroupMember) -> int:
 
 
 def with_longest_steps(members: Sequence[GroupMember], many: bool) -> list[GroupMember]:
-    """Return the members with the longest step that all can run, or a short one unless `many` requests are expected."""
+    """Return the members with the longest step that all can run; with a short step unless `many` requests come."""
     steps = min(map(longest_step, members)) if many else LONGEST_CHUNK
     options = [replace(member.plan.options, prefill_tokens=steps) for member in members]
     plans = [replace(member.plan, options=own) for member, own in zip(members, options, strict=True)]
@@ -94,7 +94,7 @@ def with_longest_steps(members: Sequence[GroupMember], many: bool) -> list[Group
 
 
 def _wanted(members: Sequence[GroupMember], asked: OffloadOptions) -> bool:
-    """Return True if a node's options demand batching, or leave it open and batching is predicted to be faster."""
+    """Return True if a node's options demand batching, or allow it and the prediction is faster with batching."""
     return _demands_batches(members) or (_left_open(members, asked) and group_prefers(members))
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from worker.pipelines.group.agree import GroupMember
 
 MASTER = "master"
-_IN_MEMORY = 1.5  # times the size of the weights: memory that surely holds a model and its working memory
+_IN_MEMORY = 1.5  # memory of a model with its working memory, at most, as a multiple of the weights' size
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Deployer:
 
     @cached_property
     def able(self) -> Equipment:
-        """The devices of this machine that can compute this model."""
+        """The devices of this machine that can compute the model."""
         return self.equipment.for_model(self.pack.config)
 
     @cached_property
     def predictors(self) -> PredictorSource | None:
-        """The predictors of active neurons that are sent to the nodes; None if none are used."""
+        """The predictors of active neurons for the nodes; None if all neurons are computed."""
         return predictors_for(self.options, self.pack)
 
     def deploy(self, shares: Sequence[float] | Split) -> Deployment:
@@ -118,7 +118,7 @@ class Deployer:
             return None
 
     def _layout(self, shares: Sequence[float] | Split) -> list[StagePlan]:
-        """Return the layers and nodes of each stage. Without the nodes that `--stages` needs, use those that are there.
+        """Return the layers and nodes of each stage. If nodes that `--stages` needs are missing, use the present ones.
 
         Raises:
             UsageError: if the first deployment cannot be as `--stages` asks.
@@ -134,10 +134,10 @@ class Deployer:
             return found
 
     def _refuse_with_stages(self, stages: Sequence[Stage]) -> None:
-        """Refuse what several stages cannot do.
+        """Raise UsageError for an option that does not work with several stages.
 
         Raises:
-            UsageError: if an option needs all nodes in one stage.
+            UsageError: naming the option.
         """
         if together(stages, 1 + len(self.cluster.workers)):
             return
@@ -145,7 +145,7 @@ class Deployer:
             raise UsageError(f"{refused} needs all nodes in one stage; leave out --stages or {refused}")
 
     def _board(self, stack: ExitStack, stages: Sequence[Stage]) -> str:
-        """Return the address of shared memory for sums between nodes of this machine; empty if they do not use any."""
+        """Return the address of shared memory for sums between nodes of this machine; empty if they do not use it."""
         workers = len(self.cluster.workers)
         local = workers if self.options.local and together(stages, 1 + workers) else 0
         asked = (self.options.collective, self.options.wire)
@@ -155,13 +155,13 @@ class Deployer:
         return stack.enter_context(shared.BoardMemory(1 + local)).address
 
     def _plans_that_fit(self, stages: Sequence[Stage], board: str) -> tuple[Concurrency, list[Assign]]:
-        """Return plans with room for the requests that were asked for, or for fewer.
+        """Return plans with pages for the requested number of requests, or for fewer.
 
         Raises:
-            PlanError: if not even one request fits.
+            PlanError: if no request fits.
         """
         alone, most = self.options.parallel, self.options.batched
-        with suppress(PlanError):  # a lasting refusal is raised again below
+        with suppress(PlanError):  # `most_that_fit` raises a lasting refusal again
             if aimed := self._fastest(stages, board, most):
                 found, plans = most_that_fit(aimed, lambda batch: self._checked(stages, board, batch, batch))
                 return Concurrency(found, aimed, most, batches=True), plans
@@ -169,7 +169,7 @@ class Deployer:
         return Concurrency(found, alone, max(alone, most), batches=plans[0].options.batch is not None), plans
 
     def _fastest(self, stages: Sequence[Stage], board: str, most: int) -> int:
-        """Return how many requests at once, at most `most`, are fastest if accelerators batch them; 0 if none does."""
+        """Return the fastest number of concurrent requests, at most `most`; 0 if no accelerator batches requests."""
         if not most or not any(self._cards()) or not together(stages, 1 + len(self.cluster.workers)):
             return 0
         from master.deployment.batching import fastest
@@ -178,10 +178,10 @@ class Deployer:
         return min(most, fastest(members, self.options.devices.offload))  # the context alone may take more pages
 
     def _checked(self, stages: Sequence[Stage], board: str, requests: int, batch: int = 0) -> list[Assign]:
-        """Return plans with room for `requests` requests, computed `batch` at once if that is not 0.
+        """Return plans with pages for `requests` requests; if `batch` is not 0, accelerators compute `batch` at once.
 
         Raises:
-            PlanError: if they do not fit.
+            PlanError: if the requests do not fit.
         """
         plans = self._batched(self._plans(stages, board, requests), batch)
         self._check_memory(plans)
@@ -194,7 +194,7 @@ class Deployer:
 
     @property
     def _usual(self) -> UsualRequest | None:
-        """The request for which the options ask for room, shortened to the context; None if they name none."""
+        """The usual request of the options, shortened to the context; None if the options have none."""
         if (usual := self.options.usual) is None:
             return None
         prompt = max(1, min(usual.prompt, self.context - 1))
@@ -235,7 +235,7 @@ class Deployer:
         return [replace(plans[0], options=own), *plans[1:]]
 
     def _batched(self, plans: list[Assign], batch: int) -> list[Assign]:
-        """Return the plans with the batch settings that all nodes must share, if they compute in micro-batches."""
+        """Return the plans; if nodes compute in micro-batches, with the common batch settings filled in."""
         if not any(self._cards()) or len(plans[0].stages[0].ranks) < len(plans):
             return plans
         from master.deployment.batching import batched  # imports more than a run without accelerators needs
@@ -267,14 +267,14 @@ class Deployer:
             yield peer.name, own, self._tables(own) if own.rank == 0 else None
 
     def _check_memory(self, plans: Sequence[Assign]) -> None:
-        """Refuse, before any weight moves, a plan that a node's memory cannot hold."""
+        """Raise PlanError, before any weight moves, if a node's memory cannot hold its plan."""
         for taken, card in zip(self._taken(plans), self._cards(), strict=True):
             _check_one(*taken, card)
 
     def _load(self, stack: ExitStack, plans: Sequence[Assign]) -> tuple[Node, Capacity, bool]:
         """Load the weights of every node.
 
-        Return the master's own node, what all nodes can hold, and True if all weights are in memory.
+        Return the master's own node, the capacity of all nodes, and True if all weights are in memory.
         """
         cluster, cache = self.cluster, ShardCache(self.options.cache / "shards")
         stack.callback(cache.close)
@@ -298,7 +298,7 @@ class Deployer:
             self.make_room()
         chunk = min([node.prefill_tokens, *(one.prefill_tokens for one in ready)])
         at_once = most_in_flight([stage.ranks for stage in plans[0].stages])
-        chunk = max(min(chunk, STAGE_CHUNK), chunk // at_once)  # so that prompts fill all stages
+        chunk = max(min(chunk, STAGE_CHUNK), chunk // at_once)  # smaller steps, so that prompts fill all stages
         resident = node.resident and all(one.resident_bytes >= one.weight_bytes for one in ready)
         return node, Capacity(self.context, chunk, min([node.pages, *(one.pages for one in ready)])), resident
 
@@ -335,7 +335,7 @@ def _check_one(name: str, own: Assign, tables: Tables | None, card: Card | None)
 
 
 def own_memory(options: RunOptions) -> int:
-    """Return the bytes for each node of this machine: the user's setting, or its part of the free memory."""
+    """Return the bytes for each node of this machine: the user's setting, or a node's part of the free memory."""
     return options.memory or options.local_memory or default_budget(options.local)
 
 
@@ -345,9 +345,9 @@ def master_memory(options: RunOptions) -> int:
 
 
 def one_process_is_faster(options: RunOptions, pack: Pack) -> bool:
-    """Return True if several nodes on this machine would be slower than one process, as they share its cores.
+    """Return True if several nodes on this machine would be slower than one process, because they share cores.
 
-    Several nodes are useful only if each has so little memory, or so few threads, that one process alone has less.
+    Several nodes are useful only if limits on memory or threads per node give one process alone less.
     """
     if not options.local or options.threads:
         return False
@@ -373,7 +373,7 @@ def wire(asked: str | None, pack: Pack) -> str:
     """
     exact = pack.format == "f32"
     if asked not in (None, "f32") and exact:
-        raise UsageError(f"f32 weights need --wire f32, not --wire {asked}; leave it out, or give another --dtype")
+        raise UsageError(f"f32 weights need --wire f32, not --wire {asked}; leave --wire out, or give another --dtype")
     return asked or ("f32" if exact else "bf16")
 
 

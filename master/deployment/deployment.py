@@ -31,15 +31,15 @@ TUNING = 0  # number of the step in which the nodes measure their links and choo
 
 
 class Workers(Protocol):
-    """The other nodes as a deployment needs them; implemented by `master.workers.cluster`."""
+    """The interface of the other nodes for a deployment; implemented by `master.workers.cluster`."""
 
     def step(self, step: Step, first: Container[int] | None = None) -> None:
-        """Start a step on every worker. Only those whose ranks are in `first` (None: all) get its hidden states."""
+        """Start a step on every worker. Only the ranks in `first` (None: all) get its hidden states."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The capacity of a deployment: the least that any node reports. In tokens, except `pages`."""
+    """The capacity of a deployment: the minimum of all nodes' reports, in tokens. `pages` is a number of pages."""
 
     context: int
     chunk: int  # tokens of one step
@@ -51,9 +51,9 @@ class Concurrency:
     """Numbers of requests that run at once.
 
     Attributes:
-        requests: how many fit into memory.
-        aimed: how many the plan aimed at: as many as the user wants, or the number with the highest throughput.
-        wanted: how many the user asked for.
+        requests: the number that fits into memory.
+        aimed: the number that the plan aimed at: the user's, or the number with the highest throughput.
+        wanted: the number that the user asked for.
         batches: True if accelerators compute the requests in micro-batches.
     """
 
@@ -63,7 +63,7 @@ class Concurrency:
     batches: bool = False
 
     def words(self) -> str:
-        """Return a phrase that says how many requests run at once, and why not as many as wanted."""
+        """Return a phrase with the number of requests at once, and the reason if fewer than wanted."""
         said = f"{self.requests} requests at once" + (" (N)" if self.batches else "")
         return f"{said} of {self.wanted}: {self._why()}" if self.requests < self.wanted else said
 
@@ -71,12 +71,12 @@ class Concurrency:
         if self.requests < self.aimed:
             return f"memory has no room for {self.aimed}"
         if self.batches:
-            return "by the roofline model the fastest of all that memory has room for"
+            return "by the roofline model the fastest number that fits into memory"
         return "no accelerator batches them; --parallel asks for more"
 
 
 class Deployment:
-    """The nodes that run a plan, the master's own included, and the embedding and head, which only the master has."""
+    """The nodes that run a plan, including the master's own, and the embedding and head, which only the master has."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class Deployment:
         """Create a deployment of nodes that have loaded their weights.
 
         `fence` is the session (random, one per run of the master) and the epoch (the number of this deployment).
-        `resources` are closed with the deployment. `at_once` says how many requests it has pages for.
-        `drafts` says whether steps may run drafted tokens: a token's result does not depend on the rows beside it.
+        `resources` are closed with the deployment. `at_once` is the number of requests for which it has pages.
+        `drafts` allows drafted tokens in steps: a token's result must not depend on the other rows of the step.
         `mtp` is the layer for multi-token prediction, if there is one in memory.
         """
         self.session, self.epoch = fence
@@ -130,7 +130,7 @@ class Deployment:
         """Start a step on every node; `finish` returns its result. At most `most_in_flight` may be in flight.
 
         Args:
-            entries: which tokens of which sequences the rows are.
+            entries: the sequences and positions of the rows.
             released: ids of sequences that ended since the last step.
             x: the hidden states `[tokens, hidden]` before the first block.
             per_layer: the embeddings of the tokens for all layers, `[tokens, values]`; None if the model has none.

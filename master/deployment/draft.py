@@ -35,10 +35,10 @@ class LoadedDraft:
     nbytes: int
 
     def refuse_other_tokenizer(self, tokenizer: Tokenizer, options: RunOptions) -> None:
-        """Compare the draft model's tokenizer with that of the model.
+        """Check that the draft model's tokenizer agrees with `tokenizer`, that of the large model.
 
         Raises:
-            UsageError: if they give other ids to the same text.
+            UsageError: if the two give different ids to the same text.
         """
         if not tokenizer.agrees_with(self.tokenizer):
             raise UsageError(
@@ -49,12 +49,14 @@ class LoadedDraft:
 
 @contextmanager
 def load_draft(options: RunOptions, host: HostDevice, make_room: Callable[[], None]) -> Iterator[LoadedDraft]:
-    """Load the model `options.draft` in q4 on `host`, with pages for one full context; release it at the end.
+    """Load the model `options.draft` in q4 on `host`, with pages for one full context.
+
+    Release it at the end of the block.
 
     Raises:
         ModelError, WeightsError: if the model is unknown, damaged or not supported.
-        PlanError: if it does not fit into this node's memory.
-        UsageError: if it has recurrent layers, whose states could not follow wrong drafts.
+        PlanError: if the model does not fit into this node's memory.
+        UsageError: if the model has recurrent layers, whose states cannot take wrong drafts back.
     """
     assert options.draft is not None
     pack = open_located(locate(options.draft, options.cache), DTYPE, options.cache)
@@ -100,7 +102,7 @@ def _deployed(deployer: Deployer, draft: str) -> Deployment:
 def refuse_recurrent(draft: str, config: ModelConfig) -> None:
     """Raise UsageError if the draft model has recurrent layers."""
     if any(config.recurrent):
-        raise UsageError(f"--draft {draft} has recurrent layers, which cannot take drafts back; give another")
+        raise UsageError(f"--draft {draft} has recurrent layers, which cannot take drafts back; give another model")
 
 
 def refuse_streamed(draft: str, budget: Budget) -> None:

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from tpi.pack.layout import GROUP, GROUP_BYTES
 from tpi.pack.library.locate import Located
 
-_ROOM = 0.9  # share of the memory for weights; the rest is for the KV cache and activations
+_ROOM = 0.9  # part of the memory for weights; the rest is for the KV cache and activations
 _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_Q8, _Q4 = GROUP_BYTES["q8"] / GROUP, GROUP_BYTES["q4"] / GROUP  # bytes of a weight
-_COLUMNS = 1 << 12  # of a matrix; layouts do not depend on the actual number
-_USUAL = ("model.layers.9.mlp.experts.0.down_proj", "model.layers.9.mlp.down_proj")  # most weights are in such modules
+_Q8, _Q4 = GROUP_BYTES["q8"] / GROUP, GROUP_BYTES["q4"] / GROUP  # bytes per weight
+_COLUMNS = 1 << 12  # columns of a matrix; layouts do not depend on the actual number
+# names of typical modules, in which most weights are
+_USUAL = ("model.layers.9.mlp.experts.0.down_proj", "model.layers.9.mlp.down_proj")
 
 
 def choose_dtype(asked: str, located: Located, memory: Sequence[int], shares: Sequence[float]) -> str:

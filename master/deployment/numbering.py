@@ -1,4 +1,4 @@
-"""The order of a model's neurons that a run uses: one that `tpi profile` made for its nodes, or the model's own."""
+"""The choice of the order of neurons for a run: an order that `tpi profile` made for its nodes, or the model's own."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from tpi.sparsity.renumber import NAME, inverse, load_imbalance, load_orders
 from tpi.sparsity.usage import NAME as PROFILE
 from tpi.sparsity.usage import load_profile
 
-_WORSE = 0.05  # share of extra neurons on the busiest node that is accepted, compared with the model's own numbers
+_WORSE = 0.05  # accepted part of extra active neurons on the busiest node, compared with the model's own numbers
 
 
 def numbered_for(sparsity: str, pack: Pack, shares: Sequence[float] | Split, cache: Path) -> Pack:
@@ -27,7 +27,7 @@ def numbered_for(sparsity: str, pack: Pack, shares: Sequence[float] | Split, cac
     node would have many more active neurons. A pack that cannot be used is skipped with a warning.
 
     Raises:
-        PlanError: if the model cannot be split over the nodes like this.
+        PlanError: if the model cannot be split by `shares`.
     """
     made = numbered_packs(pack.path) if (pack.path / PREDICTORS).exists() else []
     if sparsity == "off" or not made:
@@ -56,7 +56,7 @@ def _opened(pack: Pack, path: Path, cache: Path) -> Pack | None:
 
 
 def _more_uneven(pack: Path, path: Path, bounds: Sequence[tuple[int, int]]) -> float | None:
-    """Return how much more active neurons the busiest node has, relative to its fair part, than in the order of `pack`.
+    """Return the busiest node's extra active neurons compared with the order of `pack`, relative to its fair part.
 
     If the numbers are damaged, or made from other predictors than `pack` has now, warn and return None.
     """

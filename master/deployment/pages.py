@@ -1,7 +1,7 @@
 """Allocation of pages of keys and values: the master decides for every node which page holds which tokens.
 
 A page table lists a sequence's pages in order. Pages are *appended* as the sequence grows, *found* by their contents,
-*shared* with another sequence that begins alike, and *truncated* when tokens are taken back. A page that several
+*shared* with a sequence of the same beginning, and *truncated* when tokens are dropped. A page that several
 sequences hold is never written to: only full pages are shared, and a sequence never grows into a shared page. The
 remaining tokens of a partly matching page (at most 31) are computed again, which is faster than a copy on every node.
 
@@ -30,7 +30,7 @@ class Found:
 
 
 class PagePool:
-    """The pages of a deployment: as many as the node with the fewest pages has; and the states of recurrent layers."""
+    """The pages of a deployment: as many as on the node with the fewest pages; and the states of recurrent layers."""
 
     def __init__(self, total: int, states: StatePool | None = None) -> None:
         """Create a pool of `total` pages. `states` is None without recurrent layers."""
@@ -39,7 +39,7 @@ class PagePool:
         self.contents = PrefixIndex()
         self._empty = list(range(total - 1, -1, -1))
         self._left: dict[int, None] = {}  # findable pages that no sequence holds, in the order of their release
-        self._holders = Counter[int]()  # how many sequences hold each page
+        self._holders = Counter[int]()  # number of sequences that hold each page
 
     @property
     def free(self) -> int:
@@ -78,13 +78,13 @@ class PagePool:
         return Found(found.table, found.keys, whole + self._find_tail(found, tokens[whole:-1], salt))
 
     def own(self, table: SequenceOf[int]) -> int:
-        """Return the number of pages of `table` that no other sequence holds: these become free when it is released."""
+        """Return the number of pages of `table` that no other sequence holds and that a release of `table` frees."""
         return sum(self._holders[page] == 1 for page in table)
 
     def share(self, table: list[int], tokens: int) -> list[int]:
         """Return a table for another sequence that begins with the same `tokens` tokens.
 
-        It holds the full pages of `table`.
+        The new table holds the full pages of `table`.
         """
         return [self._hold(page) for page in table[: tokens // PAGE_TOKENS]]
 
@@ -115,7 +115,7 @@ class PagePool:
         self.truncate(table, 0)
 
     def _find_tail(self, found: Found, tokens: SequenceOf[int], salt: Key) -> int:
-        """Take over the unfinished page that continues `found`, if it is free; return how many of `tokens` it has."""
+        """Take over the unfinished page that continues `found`, if it is free; return the number of its `tokens`."""
         tail = self.contents.tail(found.keys[-1] if found.keys else salt)
         alike = _alike(tail.tokens, tokens) if tail else 0
         if tail is None or not alike:

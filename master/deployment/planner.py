@@ -18,16 +18,16 @@ from tpi.partition import Range, Shard, deal, deal_experts, kv_range
 
 Plans = TypeVar("Plans")
 
-EQUAL = "equal"  # accepted by --split
-_NEAR = 32  # the most requests that fit are found to within one part in 32
+EQUAL = "equal"  # value of --split
+_NEAR = 32  # the maximum number of requests is found to within one part in this number
 
 
 @dataclass(frozen=True)
 class Split:
     """Each node's share of the heads and of the neurons of each kind of block, the master first.
 
-    The shares of one kind are relative numbers of any scale. Whole numbers of units of that kind are dealt exactly.
-    `stages` are those for which the shares were planned; without any, all nodes are in one stage.
+    The shares of one kind are relative numbers of any scale. If they are whole and add up to the number of units, they
+    are dealt exactly. `stages` are the stages for which the shares were planned; empty: all nodes are in one stage.
     """
 
     heads: tuple[float, ...]
@@ -38,21 +38,21 @@ class Split:
 
     @classmethod
     def of(cls, shares: "Sequence[float] | Split") -> "Split":
-        """Return `shares` as a split: a sequence gives each node the same share of everything."""
+        """Return `shares` as a split. A sequence of numbers gives each node the same share of every kind."""
         if isinstance(shares, Split):
             return shares
         alike = tuple(shares)
         return cls(alike, alike, alike, alike)
 
     def among(self, ranks: Sequence[int]) -> "Split":
-        """Return the shares of the nodes of these ranks alone."""
+        """Return the split with only the shares of `ranks`."""
         heads, ffn, experts, shared = (
             tuple(kind[rank] for rank in ranks) for kind in (self.heads, self.ffn, self.experts, self.shared)
         )
         return Split(heads, ffn, experts, shared)
 
     def weights(self) -> list[float]:
-        """Return each node's part of the heads plus its part of the neurons, a measure of its part of a layer."""
+        """Return each node's part of the heads plus its part of the neurons, as a measure of its part of a layer."""
         return [
             heads / sum(self.heads) + ffn / (sum(self.ffn) or 1)
             for heads, ffn in zip(self.heads, self.ffn, strict=True)
@@ -61,7 +61,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Units:
-    """Numbers of units of each kind in every layer of a model, and how many heads a unit holds."""
+    """The number of units of each kind in a layer of a model, and the number of heads in a unit."""
 
     query: int
     kv: int
@@ -79,8 +79,8 @@ class Units:
     def of(cls, config: ModelConfig, layers: Iterable[Iterable[BlockShape]]) -> "Units":
         """Count the units of each kind in the blocks of all layers.
 
-        Every layer has equally many of a kind, or twice the neurons (`wide_ffn`). KV units of layers with heads of
-        their own (`full_heads`) are not counted; they are as many heads as the others.
+        Every layer has the same number of a kind, or twice the neurons (`wide_ffn`). KV units of layers with heads of
+        their own (`full_heads`) are not counted, because their number of heads is the same.
         """
         runs = {
             (block.kind, run.name): run
@@ -147,12 +147,12 @@ def _key_range(config: ModelConfig, units: Units, value: Range) -> Range:
 
 
 def units_of(pack: Pack) -> Units:
-    """Return the units into which a layer of this pack can be divided."""
+    """Return the units into which a layer of `pack` can be divided."""
     return Units.of(pack.config, ([block.shape for block in layer] for layer in pack.layers))
 
 
 def refuse_too_many(located: Located, dtype: str, cache: Path, shares: Sequence[float]) -> None:
-    """Check, before any worker is called, that every node with a positive share can get a unit.
+    """Raise PlanError, before any worker is called, if a node with a positive share would get no unit.
 
     Raises:
         PlanError: if a node would get no unit.
@@ -185,7 +185,7 @@ def parse_split(text: str | None, nodes: int) -> list[float]:
     """Parse `--split 3,2,1` into shares, one per node, master first; equal ones if `text` is None or `equal`.
 
     Raises:
-        UsageError: if it is not as many non-negative numbers as there are nodes.
+        UsageError: if `text` is not one non-negative number for each node, or all numbers are 0.
     """
     if text in (None, EQUAL):
         return [1.0] * nodes
@@ -225,12 +225,12 @@ def _deal(kind: str, units: int, shares: Sequence[float]) -> list[Range]:
 
 
 def most_that_fit(wanted: int, plans: Callable[[int], Plans]) -> tuple[int, Plans]:
-    """Return the most requests, at most `wanted`, for which `plans` succeeds, and the plans for them.
+    """Return the highest number of requests, up to `wanted`, for which `plans` succeeds, and those plans.
 
-    Bisect between the most that succeeded and the least that failed, to within one part in 32.
+    Bisect between the highest success and the lowest failure, to within one part in 32.
 
     Raises:
-        PlanError: the error for one request, if not even that fits.
+        PlanError: the error for one request, if one request does not fit.
     """
     fitting, failed, trying = 0, wanted + 1, wanted
     found: list[Plans] = []

@@ -33,7 +33,7 @@ def chain(tokens: SequenceOf[int], keys: SequenceOf[Key] = (), salt: Key = BEGIN
 
 @dataclass(frozen=True)
 class Tail:
-    """A page that `tokens` fill only in part; they follow the tokens that have the key `before`."""
+    """A page that `tokens` fill only in part. The tokens before the page have the key `before`."""
 
     page: int
     before: Key
@@ -54,9 +54,9 @@ class PrefixIndex:
         return page in self._keys or page in self._of_tail
 
     def note(self, page: int, key: Key) -> None:
-        """Record that the full page `page` has the tokens of `key`.
+        """Record that the full page `page` contains the tokens of `key`.
 
-        If another page has them already, keep that one instead.
+        If a page with the same tokens is known already, do nothing.
         """
         if key not in self._pages:
             self.forget(page)
@@ -65,7 +65,7 @@ class PrefixIndex:
     def note_tail(self, tail: Tail) -> None:
         """Record an unfinished page that no sequence extends at present.
 
-        It replaces an earlier one after the same tokens.
+        It replaces an earlier unfinished page after the same tokens.
         """
         earlier = self._tails.get(tail.before)
         if earlier is not None:

@@ -1,4 +1,4 @@
-"""Stages: which nodes hold which layers. Nodes of one stage hold each its share of every layer of the stage."""
+"""Stages: the division of layers over nodes. Each node of a stage holds its share of every layer of the stage."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _PART = re.compile(r"(\d+)(?:-(\d+))?:(.+)")
 class Stage:
     """Consecutive layers, and the nodes that hold them together, in ascending order of rank.
 
-    Each node holds its part of every one of these layers: `shards` has one for each of `ranks`.
+    Each node holds its part of each of the layers. `shards` has one entry for each of `ranks`.
     """
 
     layers: Range
@@ -83,7 +83,7 @@ def lay_out(asked: str, names: Sequence[str], cuts: Sequence[int], shares: Seque
 
 
 def in_rank_order(count: int, cuts: Sequence[int], shares: Sequence[float] | Split) -> list[StagePlan]:
-    """Return `count` stages of about equally many nodes in rank order; fewer if fewer nodes have a share.
+    """Return `count` stages with about the same number of nodes, in rank order; fewer if fewer nodes have a share.
 
     A stage ends at the possible cut that is nearest to its part of the layers.
 
@@ -105,7 +105,7 @@ def in_rank_order(count: int, cuts: Sequence[int], shares: Sequence[float] | Spl
 
 
 def _nearest(cuts: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Return as many inner cuts as wanted, in ascending order, each the nearest that leaves enough for the others."""
+    """Return one inner cut for each `wanted` position, ascending: the nearest that leaves enough for the others."""
     at, found = 0, list[int]()
     for left, want in zip(range(len(wanted), 0, -1), wanted, strict=True):
         at = min(range(at + 1, len(cuts) - left), key=lambda one: abs(cuts[one] - want))
@@ -148,6 +148,6 @@ def _check(
             f"--stages {asked} names {', '.join(twice)} twice; a node of several stages must be alone in each of them"
         )
     if joined := sorted(names[one.ranks[0]] for one, after in pairwise(stages) if one.ranks == after.ranks):
-        raise UsageError(f"--stages {asked} gives {', '.join(joined)} two stages in a row; make one of them")
+        raise UsageError(f"--stages {asked} gives {', '.join(joined)} two stages in a row; make them one stage")
     if idle := [names[rank] for rank in ranks if not weights[rank] > 0]:
-        raise UsageError(f"--stages {asked} names {', '.join(idle)}, whose share is 0; leave it out, or change --split")
+        raise UsageError(f"--stages {asked} names {', '.join(idle)}, whose share is 0; remove it, or change --split")

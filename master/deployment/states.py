@@ -1,9 +1,9 @@
-"""Allocation of the states of recurrent layers: the master decides for every node which slot holds which state.
+"""Allocation of the states of recurrent layers: the master assigns states to slots, for all nodes.
 
 A slot holds a state of all recurrent layers, after some token of a sequence. A state cannot be cut back to an earlier
-token. So the states after some full pages are *kept* under the key of the page, and a sequence that begins with the
-same tokens continues from the latest of them. A sequence never writes to a slot that is kept: its next step reads that
-slot and writes another one.
+token. Therefore the states after some full pages are *kept* under the key of the page, and a sequence that begins with
+the same tokens continues from the latest of them. A sequence never writes to a slot that is kept: its next step reads
+that slot and writes another one.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ class StatePool:
         self._holders = Counter[int]()
 
     def take(self) -> int:
-        """Hold and return a slot to write to: an empty one, or the kept one that was not used for longest.
+        """Hold and return a slot to write to: an empty slot, or the kept slot that was least recently used.
 
         Raises:
             PlanError: if sequences hold all slots.
@@ -32,14 +32,14 @@ class StatePool:
         if not self._empty:
             unheld = next((key for key, slot in self._kept.items() if not self._holders[slot]), None)
             if unheld is None:
-                raise PlanError(f"all {self.total} states of recurrent layers are in use; raise -c, which adds more")
+                raise PlanError(f"all {self.total} states of recurrent layers are in use; raise -c, which adds states")
             self.drop(unheld)
         slot = self._empty.pop()
         self._holders[slot] = 1
         return slot
 
     def find(self, keys: SequenceOf[Key]) -> tuple[int, int | None]:
-        """Hold the state of the last of `keys` that has one; return the number of keys up to it, and its slot."""
+        """Hold the state of the last of `keys` that has a state; return the number of keys up to it, and its slot."""
         for count in range(len(keys), 0, -1):
             if (slot := self._kept.get(keys[count - 1])) is not None:
                 self._kept[keys[count - 1]] = self._kept.pop(keys[count - 1])
@@ -48,7 +48,7 @@ class StatePool:
         return 0, None
 
     def writable(self, slot: int) -> bool:
-        """Return True if the one sequence that holds `slot` may write to it."""
+        """Return True if the sequence that holds `slot` may write to it: no other holds it, and it is not kept."""
         return slot not in self._keys and self._holders[slot] == 1
 
     def keep(self, slot: int, key: Key) -> bool:

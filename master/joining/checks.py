@@ -20,16 +20,16 @@ from tpi.keys.text import short_key
 from tpi.net.questions import Condition
 from tpi.net.sockets import Net, split_address
 
-_LEAST_DISK = 4 << 30  # bytes, enough for a small model's pack and shards
+_LEAST_DISK = 4 << 30  # bytes of disk, enough for a small model's pack and shards
 _LEAST_MEMORY = 512 << 20
 _CONNECT_S = 2.0
-_CLOCK_S = 300.0  # clocks further apart than this are reported: certificates and logs suffer, though tpi does not
+_CLOCK_S = 300.0  # seconds; a larger difference of clocks is reported, which other programs need and tpi does not
 GiB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The result of one check. `advice` says what to do; empty if all is well."""
+    """The result of one check. `advice` is the way to fix a problem; empty if there is none."""
 
     subject: str
     found: str
@@ -37,7 +37,7 @@ class Observation:
 
 
 def check_machine(policy: KeyPolicy, cache: Path, port: int) -> Iterator[Observation]:
-    """Check this machine: keys, disk, memory, and whether a worker could listen on `port` and the two after it."""
+    """Check this machine's keys, disk and memory, and if `port` and the next two ports are free for a worker."""
     yield _own_key(policy)
     cache = next(one for one in (cache, *cache.parents) if one.exists())
     free, memory = shutil.disk_usage(cache).free, default_budget()
@@ -51,13 +51,13 @@ def check_machine(policy: KeyPolicy, cache: Path, port: int) -> Iterator[Observa
     yield Observation("memory", f"{memory / GiB:.1f} GiB to use", close if memory < _LEAST_MEMORY else "")
     for number in range(port, port + 3):
         if _taken(number):
-            yield Observation("ports", f"{number} is in use; if not by a worker, give workers another with --listen")
+            yield Observation("ports", f"{number} is in use; if not by a worker, give another port with --listen")
 
 
 def check_workers(net: Net, addresses: Sequence[str], links: WorkerLinks) -> Iterator[tuple[str, list[Observation]]]:
     """Check each worker; yield its address and results: its answer, its ports, and other workers' ports from it.
 
-    `links` has the known links between workers, which are listed too.
+    `links` has the known links between workers, which are added to the results.
     """
     first = {one.address: one for one in ask(net, addresses)}
     ports = {address: _sum_port(address, one.condition) for address, one in first.items() if one.condition}
@@ -74,7 +74,7 @@ def check_workers(net: Net, addresses: Sequence[str], links: WorkerLinks) -> Ite
 
 
 def firewall_advice(address: str) -> str:
-    """Return what to do if a worker that runs at `address` does not answer."""
+    """Return advice for the case that a worker runs at `address` and does not answer."""
     port = split_address(address)[1]
     return f"its firewall has to let ports {port} to {min(port + 2, 65535)} through"
 
@@ -114,7 +114,7 @@ def _worker(one: WorkerInquiry, said: Condition) -> Iterator[Observation]:
 
 
 def _from_there(said: Condition | None, ports: dict[str, str]) -> Iterator[Observation]:
-    """Yield the ports of the other workers that a worker cannot reach."""
+    """Yield an observation for each port of another worker that this worker cannot reach."""
     names = {port: address for address, port in ports.items()}
     for port in said.unreached if said else ():
         where = f"{port} (of {names.get(port, port)}) cannot be reached from that machine"
@@ -130,7 +130,7 @@ def _from_there(said: Condition | None, ports: dict[str, str]) -> Iterator[Obser
 
 
 def _links(one: WorkerInquiry, others: Sequence[WorkerInquiry], links: WorkerLinks) -> Iterator[Observation]:
-    """Yield the known links from one worker to others."""
+    """Yield the known links from the worker `one` to the others."""
     known = links.between([one.end, *(other.end for other in others)])
     for (a, b), link in known.items():
         if a == 0:
@@ -161,6 +161,6 @@ def _in_use(family: socket.AddressFamily, port: int) -> bool:
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             probe.bind(("", port))
-    except OSError as error:  # other errors, such as no right to a low port or no IPv6, do not say that it is in use
+    except OSError as error:  # other errors, such as no right to a low port or no IPv6, do not mean that it is in use
         return error.errno == errno.EADDRINUSE
     return False

@@ -1,4 +1,4 @@
-"""The commands `tpi ps` and `tpi doctor`: which workers there are, which masters use them, and what is wrong."""
+"""The commands `tpi ps` and `tpi doctor`: a list of workers and the masters that use them, and a list of problems."""
 
 import sys
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ _WORKERS = click.option(
     "--workers",
     multiple=True,
     metavar="HOST:PORT,...",
-    help="Workers to ask (default: TPI_WORKERS, else the paired ones).",
+    help="Workers to ask (default: TPI_WORKERS, else the paired workers).",
 )
 _NO_KEYS = click.option("--no-keys", is_flag=True, help="Ask workers that were started with --no-keys.")
 _PORT = 9990
@@ -50,10 +50,10 @@ def ps(workers: tuple[str, ...], no_keys: bool) -> None:
 
 @click.command()
 @_WORKERS
-@click.option("--cache", type=DIRECTORY, help="The cache to look at (default: ~/.cache/tpi).")
+@click.option("--cache", type=DIRECTORY, help="Cache directory to check (default: ~/.cache/tpi).")
 @_NO_KEYS
 def doctor(workers: tuple[str, ...], cache: Path | None, no_keys: bool) -> None:
-    """Check keys, ports in both directions, versions, clocks, memory and disk; exit with 1 if something is wrong."""
+    """Check keys, ports in both directions, versions, clocks, memory and disk; exit with 1 if there is a problem."""
     cache = cache or default_cache()
     with closing(Net(policy=KeyPolicy(locked=not no_keys))) as net:
         click.echo("this machine")
@@ -66,7 +66,7 @@ def doctor(workers: tuple[str, ...], cache: Path | None, no_keys: bool) -> None:
 
 
 def _print(findings: Iterable[Observation]) -> bool:
-    """Print the results of checks; return True if one of them needs something done."""
+    """Print the results of checks; return True if any of them has advice."""
     troubled = False
     for one in findings:
         troubled |= bool(one.advice)

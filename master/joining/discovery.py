@@ -28,12 +28,12 @@ BROWSE_S = 2.0
 _ASK_MS = 1000
 _REACH_S = 1.0
 _PORT = 9990  # a worker's default port
-_AT_ONCE = 16  # addresses that are tried at the same time
+_AT_ONCE = 16  # limit of addresses that are tried at the same time
 _NONE_FOUND = "no paired machine announces a worker that can be reached; name a worker with --workers HOST:PORT"
 
 
 class _Listener:
-    """Collects announcements, on zeroconf's thread."""
+    """Collector of mDNS announcements, called on zeroconf's thread."""
 
     def __init__(self, wanted: Collection[bytes]) -> None:
         self.found: dict[bytes, Announcement] = {}
@@ -43,7 +43,7 @@ class _Listener:
         self._lock = Lock()
 
     def add_service(self, network: "Zeroconf", kind: str, name: str) -> None:
-        """Take in an announcement, which may also be an old one from zeroconf's cache."""
+        """Record an announcement, which may be an old one from zeroconf's cache."""
         try:
             info = None if self.over.is_set() else network.get_service_info(kind, name, _ASK_MS)
         except Exception:
@@ -62,15 +62,16 @@ class _Listener:
     update_service = add_service
 
     def remove_service(self, network: "Zeroconf", kind: str, name: str) -> None:
-        """Do nothing: whether a worker can be reached is tried anyway."""
+        """Do nothing, because every address is tried before use."""
 
 
 def find_workers(policy: KeyPolicy, seconds: float = BROWSE_S, interfaces: Any = None) -> list[Announcement]:
     """Return the paired workers that announce themselves, sorted by name.
 
     With keys, addresses on this machine are left out: connections there need no key, so any process could pose as the
-    owner of a public key. Takes up to `seconds`, less if all are found. Returns at once, without sending a packet, if
-    no machine is paired or there is no network. `interfaces` are the addresses of this machine to ask from (None: all).
+    owner of a public key. Takes up to `seconds`, less if all workers are found. Return at once, without sending a
+    packet, if no machine is paired or there is no network. `interfaces` are the addresses of this machine to ask from
+    (None: all).
 
     Raises:
         TpiError: if this machine is too busy to listen.
@@ -85,7 +86,7 @@ def find_workers(policy: KeyPolicy, seconds: float = BROWSE_S, interfaces: Any =
 
 
 def _heard(wanted: Collection[bytes], seconds: float, interfaces: Any) -> list[Announcement]:
-    """Return the announcements that the owners of `wanted` keys send within `seconds`.
+    """Return the announcements of the owners of `wanted` keys that arrive within `seconds`.
 
     Raises:
         TpiError: if this machine is too busy to listen.
@@ -96,7 +97,8 @@ def _heard(wanted: Collection[bytes], seconds: float, interfaces: Any) -> list[A
     try:
         network = Zeroconf(interfaces=interfaces or InterfaceChoice.All)
         with _left(network, listener):
-            ServiceBrowser(network, SERVICE, listener=listener)  # type: ignore[arg-type]  # it has the methods that are called
+            # type: ignore[arg-type]  # it has the methods that are called
+            ServiceBrowser(network, SERVICE, listener=listener)
             listener.complete.wait(seconds)
     except (OSError, RuntimeError):  # there is no network
         return []
@@ -109,7 +111,7 @@ def _heard(wanted: Collection[bytes], seconds: float, interfaces: Any) -> list[A
 
 @contextmanager
 def _left(network: "Zeroconf", listener: _Listener) -> Iterator[None]:
-    """Close the network after the block, ignoring errors: announcements that were received are valid."""
+    """Close the network after the block. Ignore errors, because received announcements stay valid."""
     try:
         yield
     finally:
@@ -128,7 +130,7 @@ def workers_at_home(policy: KeyPolicy, say: Callable[[str], None]) -> list[str]:
 
 
 def addresses_of(named: Sequence[str], policy: KeyPolicy) -> tuple[str, ...]:
-    """Return the addresses of the workers that are `named` or in TPI_WORKERS, else those of the paired ones."""
+    """Return the addresses of the workers that are `named` or in TPI_WORKERS, else of the paired workers."""
     given = worker_addresses(tuple(named) or (os.environ.get("TPI_WORKERS", ""),))
     if given or not policy.locked:  # without keys no worker can be discovered
         return given
@@ -149,7 +151,7 @@ def with_found(
 
 
 def say_without(say: Callable[[str], None], error: NodeError) -> None:
-    """Call `say` with the reason why a worker that was found will not be used."""
+    """Call `say` with the reason, `error`, why a found worker will not be used."""
     say(f"{str(error).partition('; ')[0]}; going on without it")
 
 
@@ -159,7 +161,7 @@ def willing_at_home(
     later: Callable[[str], None] = lambda address: None,
     using: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """Return the addresses of the paired workers that can be used now; call `say` with the reason for each other one.
+    """Return the addresses of the paired workers that can be used now; call `say` with the reason for every other one.
 
     A worker cannot be used if it refuses this machine, does not answer, serves another master, or runs another version.
     The user has named no worker, so one that cannot be used does not stop the run.
@@ -195,11 +197,11 @@ def willing_at_home(
 
 
 def _at_home(policy: KeyPolicy) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the addresses of the paired workers by name: those that answer, and those announced that do not."""
+    """Return the addresses of paired workers by name: workers that answer, and announced workers that do not."""
     paired = policy.keys.paired
     called = {one.key: one.name for one in paired}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        # these run while announcements are collected
+        # known addresses are tried while announcements are collected
         remembered = {one.key: pool.submit(_remembered, one, policy) for one in paired}
         announced = _announced(policy)
         there_now = list(pool.map(_reachable, announced))
@@ -223,7 +225,7 @@ def _announced(policy: KeyPolicy) -> list[Announcement]:
 
 
 def _reachable(one: Announcement) -> str:
-    """Return the first of its addresses at which something answers, or ""."""
+    """Return the first address of the announcement at which a port is open, or ""."""
     for host, address in zip(one.hosts, one.addresses, strict=True):
         if _answers(host, one.port):
             return address
@@ -231,7 +233,7 @@ def _reachable(one: Announcement) -> str:
 
 
 def _remembered(one: PairedKey, policy: KeyPolicy) -> str:
-    """Return the address at which a machine was paired, if something answers there; or "".
+    """Return the address at which a machine was paired, if its port is open; else "".
 
     Addresses at which no key is needed are not tried.
     """

@@ -1,4 +1,4 @@
-"""A thread that looks for machines that announce themselves, such as a laptop that wakes up or one started later."""
+"""A thread that looks for announcements of machines, such as a laptop that wakes up."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from threading import Event, Lock, Thread
@@ -6,7 +6,7 @@ from threading import Event, Lock, Thread
 from tpi.keys.announcement import Announcement
 from tpi.system.threads.turns import Turns
 
-_EVERY_S = 3.0  # while a machine is missing
+_EVERY_S = 3.0  # seconds between two searches while a machine is missing
 _SELDOM_S = 15.0
 _STOP_S = 5.0
 
@@ -20,7 +20,7 @@ class DiscoveryThread:
     def __init__(self, find: Callable[[], Sequence[Announcement]], seek: Callable[[str, bytes], None]) -> None:
         """Create the thread without starting it.
 
-        `find` returns the announcements, which takes seconds; `seek` gets each address with its key.
+        `find` returns the announcements, after some seconds; `seek(address, key)` is called for each of them.
         """
         self._find, self._seek = find, seek
         self._missed: set[bytes] = set()
@@ -33,7 +33,7 @@ class DiscoveryThread:
     def miss(self, keys: Iterable[bytes]) -> None:
         """Look for the owners of `keys`.
 
-        Empty keys are ignored: those workers are on this machine and keep their address.
+        Empty keys are ignored, because their workers are on this machine and keep their addresses.
         """
         with self._lock:
             self._missed.update(key for key in keys if key)

@@ -15,7 +15,7 @@ _BETTER = 1.5  # factor by which a new measurement must be better to count as an
 
 
 class Ask(Protocol):
-    """Measures the workers at some addresses. It ends early once `wanted` returns False."""
+    """A function that measures the workers at some addresses. It ends early when `wanted` returns False."""
 
     def __call__(self, addresses: Sequence[str], wanted: Callable[[], bool]) -> "list[Neighbour]":
         """Measure the workers. This takes up to ten seconds, and each worker echoes some hundred kilobytes.
@@ -27,9 +27,9 @@ class Ask(Protocol):
 
 
 class MeasuredWorkers:
-    """Measures the speed of workers and the links to them, and stores the results.
+    """The measured speeds of workers and of the links to them, and the methods that measure.
 
-    All methods may be called from any thread; `ask` and `improved` wait for the network.
+    All methods may be called from any thread; `ask` and `improved` block during a measurement.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -51,28 +51,28 @@ class MeasuredWorkers:
         return found
 
     def missing(self, workers: Sequence[WorkerId]) -> list[str]:
-        """Return the addresses of those workers that were never measured."""
+        """Return the addresses of those of `workers` that were never measured."""
         return [one.address for one, found in zip(workers, self._find(workers), strict=True) if found is None]
 
     def known(self, workers: Sequence[WorkerId]) -> "list[Neighbour]":
-        """Return the measurements of these workers; empty if one of them was never measured."""
+        """Return the measurements of `workers`; empty if any of them was never measured."""
         found = [one for one in self._find(workers) if one is not None]
         return found if len(found) == len(workers) else []
 
     def improved(self, worker: WorkerId) -> bool:
-        """Return True if the worker or its link is better now than when last measured at this address.
+        """Measure again; return True if the worker or its link is better than at the last measurement at this address.
 
         The recorded measurement is not changed.
         """
         before = self._at.get(worker)
         try:
             found = self._ask([worker.address], lambda: not self._over.is_set())
-        except TpiError:  # the worker is away
+        except TpiError:  # the worker cannot be measured now
             return False
         return any(one.key == worker.key and (before is None or _better(one, before)) for one in found)
 
     def close(self) -> None:
-        """Abort the measurements in progress; they return no workers."""
+        """Abort the measurements in progress, which then return no workers."""
         self._over.set()
 
     def _say(self, error: TpiError) -> None:
@@ -88,7 +88,7 @@ class MeasuredWorkers:
             return [None if number is None else self._known[number] for number in numbers]
 
     def _remember(self, found: "Sequence[Neighbour]") -> None:
-        """Store measurements of different workers; some may have the same key, as they run on one machine."""
+        """Store measurements of workers. Several workers of one machine may have the same key."""
         with self._lock:
             numbers = recognise([one.id for one in found], [one.id for one in self._known])
             for one, number in zip(found, numbers, strict=True):
@@ -100,7 +100,7 @@ class MeasuredWorkers:
 
 
 def _better(now: "Neighbour", before: "Neighbour") -> bool:
-    """Return True if any measurement that a plan uses is better by more than noise."""
+    """Return True if any figure of `now` that a plan uses is better than in `before` by more than noise."""
     return (
         now.link.latency_s * _BETTER < before.link.latency_s
         or now.link.bytes_per_s > _BETTER * before.link.bytes_per_s

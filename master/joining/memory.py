@@ -14,7 +14,7 @@ def house_memory(own: int | None, addresses: Sequence[str], policy: KeyPolicy) -
     """Return the memory of this machine and of the workers that would serve it now.
 
     Args:
-        own: bytes that this machine may use; None: what is free.
+        own: bytes that this machine may use; None: its free memory.
         addresses: the addresses of the workers to ask.
         policy: the access policy, which has the keys for the connections.
     """

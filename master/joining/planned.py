@@ -1,4 +1,4 @@
-"""Plans over other machines for a session.
+"""Functions with which a session plans over other machines.
 
 The planner takes half a second to import, so it is loaded only if needed.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], policy: KeyPolicy) -> "list[Neighbour]":
     """Return the workers at `addresses` with their measurements.
 
-    Import the planner first, so that no request waits for that later.
+    Import the planner first, so that no later request waits for the import.
     """
     for name in ("master.joining.split", "scipy.optimize"):
         import_module(name)
@@ -33,7 +33,7 @@ def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], policy: 
 
 
 def first_split(options: RunOptions, measured: MeasuredWorkers) -> "FirstSplit | None":
-    """Return a split by measured speeds, if all workers are on other machines and the user chose no division."""
+    """Return a split by measured speeds if all workers are on other machines and the user chose no split, else None."""
     hosts = [split_address(address)[0] for address in options.workers]
     if _divided_by_user(options) or not hosts or not all(map(leaves_machine, hosts)):
         return None
@@ -43,7 +43,10 @@ def first_split(options: RunOptions, measured: MeasuredWorkers) -> "FirstSplit |
 
 
 def shares_later(asked: Shares, options: RunOptions, measured: MeasuredWorkers) -> Sharing:
-    """Return the shares that the user asked for. If no worker was found yet, plan them once a worker joins."""
+    """Return the shares that the user asked for.
+
+    If no worker was found yet, return shares that are planned when a worker joins.
+    """
     alone = options.discover and options.keys and not _divided_by_user(options) and not options.workers
     return SharesLater(partial(_split_later, options, measured)) if alone else asked
 

@@ -1,4 +1,4 @@
-"""Measuring workers before they are used; slow ones are held in reserve until they have become faster."""
+"""Measuring workers before they are used. Slow workers stay in reserve until they become faster."""
 
 from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
@@ -12,12 +12,12 @@ from tpi.keys.policy import leaves_machine
 from tpi.net.sockets import split_address
 from tpi.system.threads.turns import Turns
 
-_EVERY_S = 60.0  # between two measurements of the workers in reserve
+_EVERY_S = 60.0  # seconds between two measurements of the workers in reserve
 _STOP_S = 5.0
 
 
 class WorkerProbe:
-    """The workers in reserve, and a thread that measures, started when first needed.
+    """The workers in reserve, and a thread that measures new workers and those in reserve.
 
     All methods may be called from any thread.
     """
@@ -28,7 +28,7 @@ class WorkerProbe:
         If `measured` is None, no worker is measured.
         """
         self._measured, self._seek = measured, seek
-        self._kept: dict[WorkerId, None] = {}  # in the order in which they came
+        self._kept: dict[WorkerId, None] = {}  # the workers in reserve, in order of arrival
         self._come: SimpleQueue[RemoteWorker | None] = SimpleQueue()  # None ends the thread
         self._lock = Lock()
         self._over = Event()
@@ -36,7 +36,7 @@ class WorkerProbe:
         self._turns = Turns("measuring workers")
 
     def look_over(self, worker: RemoteWorker) -> None:
-        """Queue a worker for measuring, and return at once; it is admitted after that.
+        """Queue a worker for measuring, and return at once. The worker is admitted after the measurement.
 
         Used as `look_over` of `master.workers.recruits.Recruits`. Workers on this machine are admitted at once.
         """
@@ -53,7 +53,7 @@ class WorkerProbe:
             return list(self._kept)
 
     def keeps(self, address: str, key: bytes) -> bool:
-        """Return True if the owner of `key` is in reserve at `address`. At another address its link may be faster."""
+        """Return True if the owner of `key` is in reserve at `address`. Its link at another address may be faster."""
         return WorkerId(address, key) in self.kept
 
     def keep(self, workers: Iterable[WorkerId]) -> None:
@@ -64,7 +64,7 @@ class WorkerProbe:
             self._begin()
 
     def call(self, worker: WorkerId) -> None:
-        """Take a worker out of reserve, so that it joins."""
+        """Take a worker out of reserve, and let it join."""
         with self._lock:
             kept = worker in self._kept
             self._kept.pop(worker, None)
@@ -72,7 +72,7 @@ class WorkerProbe:
             self._seek(worker)
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Take the owners of `keys` out of reserve at all their addresses, as they take part now."""
+        """Take the owners of `keys` out of reserve at all addresses, because they take part now."""
         owners = set(keys)
         with self._lock:
             self._kept = {one: None for one in self._kept if one.key not in owners}
@@ -87,7 +87,7 @@ class WorkerProbe:
             self._thread.join(_STOP_S)
 
     def measure(self, wait_s: float = 0.0) -> None:
-        """Measure the workers in the queue, and those that come within `wait_s` seconds; admit each in any case."""
+        """Measure the workers in the queue and those that come within `wait_s` seconds. Then admit each."""
         assert self._measured
         ends = monotonic() + wait_s
         while not self._over.is_set():
@@ -102,7 +102,7 @@ class WorkerProbe:
                     worker.admitted = True
 
     def look(self) -> None:
-        """Measure the workers in reserve, and let those join that are faster now. New workers are measured first."""
+        """Measure the workers in reserve, after new ones. Let a worker join if it has become faster."""
         assert self._measured
         for one in self.kept:
             self.measure()

@@ -1,6 +1,6 @@
-"""Recovery: when workers leave or join, deploy again over the present nodes and continue the requests.
+"""Recovery: after workers leave or join, deploy again over the present nodes and continue the requests.
 
-No request loses anything: its tokens are kept, and computed again on the nodes of the next deployment.
+Requests keep their tokens, whose keys and values are computed again on the nodes of the next deployment.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +18,12 @@ from tpi.errors import NodeError, NodeLost, PlanError, TpiError
 from tpi.progress import phase
 from tpi.system.clocks import Awake
 
-_LOOK_S = 0.25  # the longest time between two checks for returned workers, and for requests that still wait
+_LOOK_S = 0.25  # longest time in seconds between two checks for returned workers and for requests that still wait
 
 
 @dataclass
 class Membership:
-    """The members of a cluster, and what happens when they change.
+    """The members of a cluster, and the methods that handle a change of members.
 
     `deploy` makes a deployment from each node's share.
     """
@@ -32,18 +32,18 @@ class Membership:
     shares: Sharing
     deploy: Callable[[Sequence[float] | Split], None]
     warn: Callable[[str], None]
-    patience_s: float  # how long to wait for workers that the model needs to fit
-    rebalance: bool  # use a worker that joins at once, rather than from the next request on
+    patience_s: float  # seconds to wait for workers without which the model does not fit
+    rebalance: bool  # True: use a worker that joins at once; False: from the next request on
     lookout: DiscoveryThread
     scout: WorkerProbe  # holds slow workers in reserve; they are used if the model does not fit without them
-    standing: bool = True  # whether there is a working deployment, as far as is known
+    standing: bool = True  # False after a failure, until the next deployment works
     _told: set[bytes] = field(default_factory=set)  # keys of workers that were reported as not used
 
     def begin(self, optional: bool) -> None:
-        """Make the first deployment. If workers are `optional`, one that fails or has too little memory is left out.
+        """Make the first deployment. If workers are `optional`, leave out any that fails or has too little memory.
 
         Raises:
-            NodeError: if a worker that is needed fails, or workers in reserve are needed and do not come.
+            NodeError: if a needed worker fails, or needed workers in reserve do not come.
             PlanError: if the remaining nodes cannot hold the model.
         """
         awake = Awake()
@@ -74,7 +74,7 @@ class Membership:
         self._redeploy(wanted)
 
     def welcome(self, fresh: bool, wanted: StillWanted) -> None:
-        """Take in workers that have joined, if a request is to begin (`fresh`) or `rebalance` is set.
+        """Use the workers that have joined, if a request is about to begin (`fresh`) or `rebalance` is set.
 
         Called between two steps.
         """
@@ -102,7 +102,7 @@ class Membership:
         self._redeploy(wanted)
 
     def hear(self, address: str, key: bytes) -> None:
-        """Connect to the owner of `key`, which is announced at `address`, unless it is in reserve.
+        """Connect to the owner of `key` at the announced `address`, unless it is in reserve.
 
         May be called from any thread.
         """
@@ -141,7 +141,7 @@ class Membership:
         return None
 
     def _left_out(self, error: NodeError | PlanError) -> bool:
-        """Continue without the worker that `error` names; return False if it names none. The worker may join later."""
+        """Continue without the worker that `error` names, which may join later; return False if it names none."""
         if isinstance(error, NodeError):
             self._part(error)
             return True
@@ -157,23 +157,23 @@ class Membership:
         self._say_goodbye(error, gone)
 
     def _await(self, error: PlanError, awake: Awake, wanted: StillWanted) -> None:
-        """Wait for workers, as the model does not fit without them."""
+        """Wait for workers, because the model does not fit without more memory."""
         self.warn(f"{error}. Waiting {self.patience_s:.10g} s for workers to come back; no tokens are lost")
         for one in self.scout.kept:
             self.scout.call(one)
         with self._unmeasured(), phase("waiting for workers to come back") as progress:
             while not self.cluster.recruits.ready:
                 if (waited := awake()) > self.patience_s:
-                    raise NodeLost("", f"no worker came back within {self.patience_s:.10g} s; without one, {error}")
+                    raise NodeLost("", f"no worker came back within {self.patience_s:.10g} s; without it, {error}")
                 if not wanted():
-                    raise NodeLost("", f"all requests have ended before a worker came back; without one, {error}")
+                    raise NodeLost("", f"all requests have ended before a worker came back; without it, {error}")
                 progress(int(waited), int(self.patience_s))
                 self.cluster.await_recruits(_LOOK_S)
         self._greet(self.cluster.join())
 
     @contextmanager
     def _unmeasured(self) -> Iterator[None]:
-        """Use workers that join within the block at once, without measuring whether they are slow."""
+        """Admit workers at once within the block, without measuring whether they are slow."""
         recruits = self.cluster.recruits
         look_over, recruits.look_over = recruits.look_over, None
         try:
@@ -182,9 +182,9 @@ class Membership:
             recruits.look_over = look_over
 
     def _useful(self, joined: Sequence[RemoteWorker]) -> list[RemoteWorker]:
-        """Return those of `joined` that do not slow the others.
+        """Return those of `joined` that do not slow the group.
 
-        Dismiss the slow ones, and also those present workers that slow the group now that the new ones have joined.
+        Disconnect the slow ones, and present workers that slow the group since the new ones joined.
         """
         if self.cluster.recruits.look_over is None:
             return list(joined)
@@ -199,12 +199,12 @@ class Membership:
     def _refuse(self, worker: RemoteWorker, why: str) -> None:
         self.lookout.found([worker.key])
         self.scout.keep([worker.id])
-        if worker.key not in self._told:  # report it once: its measurements change a little now and then
+        if worker.key not in self._told:  # report each worker once, because its measurements vary a little
             self._told.add(worker.key)
             self.warn(f"{worker.name} is not used: {why}")
 
     def _reconsider(self) -> None:
-        """Let those workers in reserve join that, by their measurements, would not slow the present members."""
+        """Let workers in reserve join if, by their measurements, they would not slow the present members."""
         if self.cluster.recruits.look_over is None:
             return
         present = [one.id for one in self.cluster.workers]
@@ -233,7 +233,7 @@ class Membership:
 
 
 def _always() -> bool:
-    """Return True: the first deployment is for the user that starts the run."""
+    """Return True, because the first deployment is always wanted."""
     return True
 
 
@@ -242,5 +242,5 @@ def _names(workers: Sequence[RemoteWorker]) -> str:
 
 
 def _named(error: PlanError, workers: Sequence[RemoteWorker]) -> list[RemoteWorker]:
-    """Return the worker for which the plan was too large, as `error` names it; empty if it is not one of `workers`."""
+    """Return, as a list, the worker that `error` names as too small for its plan; empty if it is not in `workers`."""
     return [worker for worker in workers if worker.name == error.node]

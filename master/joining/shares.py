@@ -1,4 +1,4 @@
-"""Each node's share of the model, whichever workers are present, and which workers would only slow the others."""
+"""Rules for each node's share of the model, given the present workers, and for workers to leave out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 
 class Sharing(Protocol):
-    """A rule for the nodes' shares, whichever workers are present."""
+    """A rule for the nodes' shares, given the present workers."""
 
     def among(self, workers: Sequence[WorkerId]) -> Sequence[float] | Split:
-        """Return the shares of the master and of these workers, or a split by kinds of units."""
+        """Return the shares of the master and of `workers`, or a split by kinds of units."""
         ...
 
     def meet(self, cluster: Cluster) -> None:
-        """Measure what the shares depend on, if some workers of `cluster` are new. Called between two steps."""
+        """Measure the links between workers, if some workers of `cluster` are new. Called between two steps."""
         ...
 
     def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:
-        """Return those workers that would slow the others, each with the reason as a phrase."""
+        """Return those of `workers` that would slow the others, each with the reason as a phrase."""
         ...
 
     def compared(self, workers: Sequence[WorkerId]) -> "ComparedLayouts | None":
-        """Return the layouts from which that over these workers is chosen; None if the user chose it."""
+        """Return the layouts that were compared for `workers`; None if the user chose the layout."""
         ...
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The shares that the user gave to the master and to each worker.
+    """The shares of the master and of each worker, as the user gave them.
 
-    Other workers get the mean of the workers' shares.
+    A worker without a given share gets the mean of the workers' shares.
     """
 
     master: float
@@ -47,11 +47,11 @@ class Shares:
 
     @classmethod
     def of(cls, shares: Sequence[float], workers: Sequence[WorkerId]) -> "Shares":
-        """Return the shares of the master and of these workers, given in that order."""
+        """Return `shares`, those of the master and then of `workers`, as a rule."""
         return cls(shares[0], dict(zip(workers, shares[1:], strict=True)))
 
     def among(self, workers: Sequence[WorkerId]) -> list[float]:
-        """Return the shares of the master and of these workers; equal ones if all of them would be 0."""
+        """Return the shares of the master and of `workers`; equal shares if all would be 0."""
         asked = list(self.workers.values())
         given = [share for share in asked if share > 0]
         mean = sum(given) / len(given) if given else self.master
@@ -60,22 +60,22 @@ class Shares:
         return found if any(found) else [1.0] * len(found)
 
     def meet(self, cluster: Cluster) -> None:
-        """Measure nothing."""
+        """Do nothing, because given shares need no measurement."""
 
     def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:
-        """Return no worker: the user chose which ones take part."""
+        """Return no worker, because the user chose the workers that take part."""
         return {}
 
     def compared(self, workers: Sequence[WorkerId]) -> "ComparedLayouts | None":
-        """Return None: the user chose the shares."""
+        """Return None, because the user chose the shares."""
         return None
 
 
 @dataclass(frozen=True)
 class SharesLater:
-    """The shares of a master that begins alone: planned once a worker joins from another machine.
+    """The shares of a master that begins alone: they are planned when a worker joins from another machine.
 
-    `plan` is called then, because importing and measuring for a plan take time.
+    `plan` is called only then, because importing the planner and measuring take time.
     """
 
     plan: Callable[[], Sharing]

@@ -1,4 +1,4 @@
-"""The default layout over machines of different speeds: the fastest one, which may leave some machines out."""
+"""The default layout over machines of different speeds: the fastest layout, which may leave some machines out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ from tpi.text import short_number, with_address
 from worker.measure.disk import own_disk
 from worker.measure.speed import machine_speed
 
-_STEADY = 1.15  # two measurements of the same machines and links differ by about so much
+_STEADY = 1.15  # factor by which two measurements of the same machines and links may differ
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class PlannedSplit:
     used: dict[tuple[bytes | str, ...], Layout] = field(default_factory=dict)  # by keys of workers, or their addresses
 
     def among(self, workers: Sequence[WorkerId]) -> Sequence[float] | Split:
-        """Return the best split over exactly these workers; equal shares if one is not measured or nothing fits.
+        """Return the best split over exactly `workers`; equal shares if any is not measured or nothing fits.
 
-        If the same workers had another split before that is about as fast, return that, because they have its weights.
+        If an earlier split of the same workers is about as fast, return it, because the workers have its weights.
         """
         equal = [1.0] * (1 + len(workers))
         if new := self.measured.missing(workers):
@@ -68,7 +68,7 @@ class PlannedSplit:
         return split_of(layout)
 
     def _steady(self, workers: Sequence[WorkerId], best: Layout) -> Layout:
-        """Return the layout that these workers had before if it is at most `_STEADY` times as slow, else `best`."""
+        """Return the earlier layout of `workers` if it is at most `_STEADY` times as slow as `best`, else `best`."""
         names = _names(workers)
         now = self._now(workers, best.problem)
         if now is not None and now.streams(self.options.streams) <= _STEADY * best.streams(self.options.streams):
@@ -77,13 +77,13 @@ class PlannedSplit:
         return best
 
     def _now(self, workers: Sequence[WorkerId], problem: StageProblem) -> Layout | None:
-        """Return the layout that these workers had, with the times that `problem` has for it; None if there is none."""
+        """Return the earlier layout of `workers`, with the times that `problem` gives it; None if there is none."""
         if (before := self.used.get(_names(workers))) is None:
             return None
         return evaluate(problem, [(stage.first, stage.last, stage.split.members) for stage in before.stages])
 
     def compared(self, workers: Sequence[WorkerId]) -> ComparedLayouts | None:
-        """Return the layouts over these workers; None if one is not measured, nothing fits, or there is one stage."""
+        """Return the layouts over `workers`; None if any is not measured, nothing fits, or there is one stage."""
         known = self.measured.known(workers)
         if not known or not self._several:
             return None
@@ -98,7 +98,7 @@ class PlannedSplit:
         self.links.survey(cluster)
 
     def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:
-        """Return the workers that the best layout leaves out; none if one was not measured, or if nothing fits."""
+        """Return the workers that the best layout leaves out; none if any was not measured, or if nothing fits."""
         known = self.measured.known(workers)
         try:
             best = self.layout(known)
@@ -133,7 +133,7 @@ class PlannedSplit:
         return self.options.stages == AUTO and not needs_one_stage(self.options, sparse)
 
     def _why(self, best: Layout, rank: int, known: Sequence[Neighbour]) -> str:
-        """Return a sentence on the speed that is expected without one node and with it, and on the link to it."""
+        """Return a phrase with the expected speed without node `rank`, the speed with it, and the link to it."""
         one = known[rank - 1]
         both = [other for at, other in enumerate(known, 1) if at in best.members or at == rank]
         slower = self._rate(both)
@@ -143,7 +143,7 @@ class PlannedSplit:
         )
 
     def note(self, best: Layout, known: Sequence[Neighbour]) -> str:
-        """Return a sentence on the nodes that the best layout leaves out, with the speeds; empty if there are none."""
+        """Return a sentence that names the nodes left out of `best`, with the speeds; empty if there are none."""
         out = [one.name for rank, one in enumerate(known, 1) if rank not in best.members]
         if not out:
             return ""
@@ -152,7 +152,7 @@ class PlannedSplit:
         return f"{self._speed(best)} expected without {', '.join(out)}{slower}: left out; --split equal uses every node"
 
     def _rate(self, known: Sequence[Neighbour]) -> str:
-        """Return the tokens per second with all of these; empty if nothing fits."""
+        """Return a phrase with the tokens per second of all nodes of `known`; empty if nothing fits."""
         try:
             return short_number(1 / self.layout(known, drop=False).streams(self.options.streams))
         except PlanError:
@@ -166,7 +166,7 @@ class PlannedSplit:
 
 
 def _names(workers: Sequence[WorkerId]) -> tuple[bytes | str, ...]:
-    """Return the keys of these workers, or the addresses of those without one."""
+    """Return each worker's key, or its address if it has no key."""
     return tuple(one.key or one.address for one in workers)
 
 
@@ -175,10 +175,10 @@ class FirstSplit:
     """The split with which a run begins.
 
     Attributes:
-        addresses: of the workers that take part.
-        names: of the same workers.
+        addresses: the addresses of the workers that take part.
+        names: the names of the same workers.
         left_out: workers that were measured and do not take part.
-        note: a sentence for the user on what is left out and why; empty if nothing is.
+        note: a sentence for the user that names the nodes left out, with reasons; empty if there are none.
     """
 
     sharing: PlannedSplit
@@ -188,7 +188,7 @@ class FirstSplit:
     note: str
 
     def words(self, found: str) -> str:
-        """Return one sentence that says which workers are used, and what is left out and why.
+        """Return one sentence that names the workers used and the nodes left out, with reasons.
 
         `found` is the sentence about the workers that were found; it is returned if there is nothing to add.
         """
@@ -199,7 +199,7 @@ class FirstSplit:
 
 
 def plan_split(options: RunOptions, measured: MeasuredWorkers) -> FirstSplit | None:
-    """Measure the workers and plan the split; return None if one does not answer or does not report its speed.
+    """Measure the workers and plan the split; return None if a worker does not answer or report its speed.
 
     The run then begins with equal shares, and reports the problem when it connects to such a worker.
     """
@@ -247,9 +247,9 @@ def _with_disks(
 
 
 def split_later(options: RunOptions, measured: MeasuredWorkers) -> PlannedSplit:
-    """Return the split over this machine, so far alone, and workers that join later.
+    """Return a split for this machine alone, which is planned again when workers join.
 
-    Takes a tenth of a second if this machine was not measured yet. Its disk is not measured for this, as requests may
+    Takes a tenth of a second if this machine was not measured yet. Its disk is not measured, because requests may
     be waiting; the speed from an earlier run is used, or a laptop's.
     """
     memory = master_memory(options)

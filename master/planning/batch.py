@@ -23,7 +23,7 @@ RESOURCES = {
     "disk": "the disk", "bus": "RAM's bus", "turns": "CPU and GPU in turns", "sums": "the network",
 }  # fmt: skip
 _PHASES: dict[RequestPhase, str] = {"prompt": "prompts", "decode": "tokens"}
-# smallest speed-up, number of speed-ups, and smallest share of a layer's time that are reported
+# smallest reported speed-up, number of reported speed-ups, and smallest reported part of a layer's time
 _HELPS, _NAMED, _SHOWN = 1.01, 4, 0.005
 _MS = 1e3
 
@@ -48,7 +48,7 @@ class BatchReport:
 
     @classmethod
     def on(cls, problem: BatchProblem) -> "BatchReport":
-        """Return the report on a problem in the form of the roofline model.
+        """Return the report on a problem of the roofline model.
 
         Raises:
             PlanError: if nothing fits.
@@ -118,7 +118,7 @@ class BatchReport:
 def batch_problem(case: Case, requests: int) -> BatchProblem:
     """Return the roofline model's problem for `requests` requests at once, as a node solves it.
 
-    Unless the pipeline is `batch`, the problem allows the host to compute neurons, in which case a run would not batch.
+    Unless the pipeline is `batch`, the host may compute neurons in the problem; a run would then not batch.
     """
     assert case.machine is not None  # the roofline model compares its speeds
     usual = UsualRequest(case.request.prompt, case.request.answer) if case.request else case.plan.options.request
@@ -149,7 +149,7 @@ def policy_words(policy: BatchPolicy, sizes: bool = True) -> str:
 
 
 def busy_words(ahead: BatchForecast, phase: RequestPhase) -> str:
-    """Return the milliseconds of each resource for a layer, the busiest first."""
+    """Return a text with each resource's milliseconds for a layer in `phase`, the busiest first."""
     busy = sorted(ahead.busy[phase].items(), key=lambda item: -item[1])
     longest = busy[0][1]
     told = [f"{RESOURCES[name]} {short_number(_MS * value)} ms" for name, value in busy if value > _SHOWN * longest]

@@ -45,15 +45,15 @@ from worker.plan.modes.batch import several_cards
     "--device",
     multiple=True,
     metavar="NAME",
-    help="Accelerator: opencl[:i], cuda[:i] or emu:..., or several; auto: one that is found; cpu: none (default).",
+    help="Accelerators: opencl[:i], cuda[:i] or emu:...; auto: one that is found; cpu: none (default).",
 )
 @click.option(
     "--gpu-memory",
     multiple=True,
     metavar="SIZE",
-    help="Memory of the accelerator to use at most (default: all); once for each accelerator, or once for all.",
+    help="Limit of the accelerator's memory (default: all); once for each accelerator, or once for all.",
 )
-@click.option("--memory", metavar="SIZE", help="Memory to use at most (default: what is free).")
+@click.option("--memory", metavar="SIZE", help="Limit of memory (default: the free memory).")
 @click.option(
     "--weights", type=click.Choice(["auto", "gpu", "ram", "disk"]), default="auto", help="Where to store all weights."
 )
@@ -106,7 +106,7 @@ def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | 
 
 
 def _plan_node(model: str, dtype: str, as_json: bool, cache: Path, svg: Path | None, flags: dict[str, Any]) -> None:
-    """Report what one machine would do with the model, and how fast it would be."""
+    """Plan the model on one machine; print the report with its speed."""
     shape, node, case = _case(model, dtype, cache, flags)
     refuse_idle(node.machine, flags)
     batch = _batch_report(node, case, svg, flags)
@@ -126,7 +126,7 @@ def _plan_node(model: str, dtype: str, as_json: bool, cache: Path, svg: Path | N
 
 
 def _batch_report(node: PlannedNode, case: Case, svg: Path | None, flags: dict[str, Any]) -> BatchReport | None:
-    """Return the plan of micro-batches; None if none is asked for, or, with a warning, if a run would make none.
+    """Return the plan of micro-batches; None without --batch or, with a warning, if a run would not batch.
 
     Raises:
         PlanError: if nothing fits, or if `--pipeline batch` or `--svg` is given and a run would make no micro-batches.
@@ -143,7 +143,7 @@ def _batch_report(node: PlannedNode, case: Case, svg: Path | None, flags: dict[s
 
 
 def _without_batches(config: ModelConfig) -> str:
-    """Return why a run of this model makes no micro-batches; an empty string if it may."""
+    """Return the reason why a run of this model makes no micro-batches; empty if it may."""
     if part := config.host_only:
         return f"the {part} of {config.family} models cannot be computed in micro-batches; leave --batch out"
     return ""
@@ -194,9 +194,9 @@ def _files(cache: Path) -> list[Path]:
 def _plan_home(
     home: Home, model: str, dtype: str, as_json: bool, cache: Path, flags: dict[str, Any], measured: bool = False
 ) -> None:
-    """Report what each machine of a home would hold of the model, and how fast it would be.
+    """Plan the model on the machines of a home; print each machine's part and the speed.
 
-    If workers would read from disks that they have not measured, they do so first, unless they were asked (`measured`).
+    If workers would read from unmeasured disks, let the workers measure first, unless `measured` is True.
     """
     home = home.without_bytes(_draft_bytes(home.machines[0], cache, flags))
     room = sum(machine.memory for machine in home.machines)
@@ -231,7 +231,7 @@ def _plan_home(
 
 
 def _home_report(asked: HomeModel, drop: bool, stages: str) -> HomeReport | None:
-    """Return the report for all requests at once; None if they do not fit and are batched instead.
+    """Return the report for all requests at once; None if the requests do not fit and are batched instead.
 
     With `drop`, nodes that make a token slower are left out. `stages` is the value of `--stages`.
     """
@@ -244,7 +244,7 @@ def _home_report(asked: HomeModel, drop: bool, stages: str) -> HomeReport | None
 
 
 def _dealt(asked: HomeModel) -> HomeSplit:
-    """Return the best split for requests one after the other."""
+    """Return the best split for requests that run one after the other."""
     return best_split(replace(asked, request=replace(asked.request, sequences=1)).problem)
 
 
@@ -277,7 +277,7 @@ def _node_flags(flags: dict[str, Any]) -> NodeFlags:
 
 
 def _size(flag: str, text: str) -> int:
-    """Return the bytes that a flag gives.
+    """Return the bytes in the text of a flag; None if the flag was not given.
 
     Raises:
         UsageError: if it is not a size, or 0.

@@ -17,14 +17,14 @@ def draft_bytes(draft: str, cache: Path, machine: NodeMachine, context: int | No
     """Return the bytes that the draft model takes of the memory of `machine`, the master's, and print them.
 
     Args:
-        draft: the model as `tpi run --draft` names it. No weights are read.
+        draft: the model's name, as for `tpi run --draft`. No weights are read.
         cache: the directory of packs.
-        machine: its memory holds the draft model, and what is left the large one's part.
+        machine: the master's machine; the memory left by the draft model is for its part of the large model.
         context: tokens of context; None: as for `tpi run`.
 
     Raises:
         ModelError: if there is no such model, or its architecture is not supported.
-        PlanError: if it does not fit into the memory as a whole.
+        PlanError: if the draft model does not fit into the memory as a whole.
         UsageError: if it has recurrent layers.
     """
     shape = model_shape(draft, DTYPE, cache, machine.memory)
@@ -41,7 +41,7 @@ def draft_bytes(draft: str, cache: Path, machine: NodeMachine, context: int | No
 
 
 def refuse_draft(shape: ModelShape, accelerated: bool) -> None:
-    """Refuse to plan for drafts where a run would: for some models, and if an accelerator computes (`accelerated`).
+    """Refuse drafts where a run refuses them: for some models, and with an accelerator (`accelerated`).
 
     Raises:
         UsageError: if a model of this `shape`, or an accelerator, cannot have drafts.

@@ -15,7 +15,7 @@ from worker.plan.modes.experts import CardSlots, recording_of, routed_experts
 
 @dataclass(frozen=True)
 class ExpertsReport:
-    """The accelerator's slots for experts. `still` is the seconds of the request if none is loaded on demand."""
+    """The accelerator's slots for experts. `still` is the seconds of the request if no expert is loaded on demand."""
 
     plan: NodePlan
     slots: CardSlots
@@ -28,7 +28,7 @@ class ExpertsReport:
 
     @cached_property
     def there(self) -> list[int]:
-        """How many experts of each layer would be on the accelerator at first, for layers with experts."""
+        """The number of each layer's experts on the accelerator at first, for layers with experts."""
         keys = [key for key, _ in routed_experts(self.plan)]
         recording = recording_of(self.plan.routing, keys)
         choice = select(recording, self.slots.slots).choice if recording is not None else DEFAULT_POLICY
@@ -46,7 +46,9 @@ class ExpertsReport:
         found, there, each = self.forecast, self.there, self._each
         span = f"{min(there)}" if min(there) == max(there) else f"{min(there)} to {max(there)}"
         known = (
-            "as recorded" if self.plan.routing else "assuming that all are equally likely; tpi profile measures that"
+            "as recorded"
+            if self.plan.routing
+            else "assuming that all are equally likely; tpi profile measures their use"
         )
         faster = self.still / found.seconds
         held, of = self.slots.slots, self.slots.expert_count

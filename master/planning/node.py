@@ -26,12 +26,12 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class NodeFlags:
-    """The flags that describe the machine. Sizes in bytes; None: what the machine has."""
+    """The flags that describe the machine. Sizes are in bytes; None: the machine's own."""
 
     machine: str | None = None
     devices: tuple[str, ...] = ()
     memory: int | None = None
-    gpu_memory: tuple[int, ...] = ()  # for each of `devices`, or for all of them
+    gpu_memory: tuple[int, ...] = ()  # bytes for each of `devices`, or one number for all of them
     remeasure: bool = False
     threads: int = 0  # compute threads; 0: all cores
 
@@ -68,7 +68,7 @@ def _node(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNode:
 
 
 def _roomy(machine: NodeMachine, origin: str, asked: int | None) -> PlannedNode:
-    """Return a described machine, less the memory that the system and other programs need.
+    """Return a described machine with the memory that the system and other programs leave.
 
     Raises:
         PlanError: if more memory is `asked` for, in bytes, than the machine has.
@@ -105,7 +105,7 @@ def _measured(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNo
 
 
 def _rates(devices: Sequence[Device], flags: NodeFlags, cache: Path) -> list[Remembered[Accelerator]]:
-    """Return the figures of the accelerators; if one fails that the user did not ask for, warn and return none."""
+    """Return the figures of the accelerators. If one fails that the user did not name, warn and return none."""
     try:
         return [device_rates(each, cache, flags.remeasure) for each in devices]
     except Exception as error:
@@ -129,7 +129,7 @@ def _limited(machine: NodeMachine, limits: tuple[int, ...]) -> NodeMachine:
     if not limits:
         return machine
     if not machine.cards:
-        raise UsageError("--gpu-memory goes with an accelerator, and this node has none; leave it out")
+        raise UsageError("--gpu-memory goes with an accelerator, and this node has none; leave --gpu-memory out")
     every = limits if len(limits) > 1 else limits * len(machine.cards)
     first, *more = (_with_limit(card, limit) for card, limit in zip(machine.cards, every, strict=True))
     return replace(machine, accelerator=first, more=tuple(more))

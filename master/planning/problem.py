@@ -22,8 +22,8 @@ from worker.plan.case import Case
 from worker.plan.fit import Tables, per_layer_bytes
 from worker.plan.segments import NodeSegment, tile_size
 
-_MOST_SEGMENTS = 256  # for so many, plans are made in a fraction of a second
-_PROMPT, _ANSWER = 512, 128  # tokens
+_MOST_SEGMENTS = 256  # limit of segments in a plan, so that planning takes a fraction of a second
+_PROMPT, _ANSWER = 512, 128  # default tokens of a prompt and an answer
 
 
 def planning_case(
@@ -80,7 +80,7 @@ def planning_problem(
 
 
 def coarse_pieces(plan: NodePlan) -> list[NodeSegment]:
-    """Return the segments of a plan in order of use, about as large as attention blocks; larger if there are many."""
+    """Return the segments of a plan in order of use, about as large as an attention block, larger if there are many."""
     parts = ffn_parts(plan.blocks)
     return [piece for block in plan.blocks for piece in _cut(block, parts)]
 
@@ -95,19 +95,22 @@ def ffn_parts(blocks: Sequence[NodeBlock]) -> int:
 
 
 def block_bytes(shape: BlockShape) -> int:
-    """Return the bytes of a block's units, which are what is loaded; vectors and hashes do not count."""
+    """Return the bytes of a block's units, which are loaded as needed. Vectors and hashes do not count."""
     return sum(run.units * run.unit_bytes for run in shape.runs)
 
 
 def layer_blocks(shape: ModelShape) -> list[range]:
-    """Return the numbers of each layer's blocks. A layer begins with its attention, or with what it has instead."""
+    """Return the numbers of each layer's blocks.
+
+    A layer begins with its attention, or with the block in place of attention.
+    """
     mixers = {"attention", *RECURRENT}
     starts = [number for number, each in enumerate(shape.blocks) if each.kind in mixers or not number]
     return [range(first, last) for first, last in pairwise([*starts, len(shape.blocks)])]
 
 
 def _layers(shape: ModelShape) -> Iterator[NodeLayer]:
-    """Yield the layers of a model."""
+    """Yield the layers of a model, each as the list of its blocks."""
     for layer, numbers in enumerate(layer_blocks(shape)):
         yield NodeLayer(layer, tuple(replace(_block(at, shape.blocks[at]), layer=layer) for at in numbers))
 

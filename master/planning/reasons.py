@@ -1,4 +1,4 @@
-"""Why a plan was chosen, in sentences."""
+"""Sentences with the reasons for the choice of a plan."""
 
 from collections.abc import Iterator
 from math import inf
@@ -11,7 +11,7 @@ _PHASES: dict[RequestPhase, str] = {"prompt": "prompts", "decode": "tokens"}
 _OTHER_KV: dict[KvTier, KvTier] = {"gpu": "ram", "ram": "gpu"}
 _OTHER_PIPELINE: dict[Pipeline, Pipeline] = {"performance": "memory", "memory": "performance"}
 _MEMORIES: dict[KvTier, str] = {"gpu": "the GPU's memory", "ram": "RAM"}
-_MUCH = 1.005  # times as long; a smaller difference is not given as a reason
+_MUCH = 1.005  # an alternative must take at least this many times as long to be given as a reason
 
 
 def reasons(problem: Problem, chosen: OffloadChoice) -> list[str]:
@@ -20,7 +20,7 @@ def reasons(problem: Problem, chosen: OffloadChoice) -> list[str]:
 
 
 def _places(problem: Problem, chosen: OffloadChoice) -> Iterator[str]:
-    """Yield where segments outside the accelerator's memory are computed."""
+    """Yield sentences: where segments outside the accelerator's memory are computed."""
     if problem.machine.accelerator is None:
         yield "without an accelerator the CPU computes everything"
         return

@@ -1,4 +1,4 @@
-"""Flags of `tpi plan` that a run would refuse, or that would have no effect: each is refused by name."""
+"""Refusal of flags of `tpi plan` that a run would refuse, or that would have no effect."""
 
 from typing import Any
 

@@ -33,7 +33,8 @@ class PlanReport:
     chosen: OffloadChoice
     forecast: OffloadForecast
     peaks: Peaks
-    crossovers: Mapping[str, int | None]  # by tier: tokens from which it is faster to move an FFN segment
+    # by tier: number of tokens from which moving an FFN segment to the accelerator is faster
+    crossovers: Mapping[str, int | None]
     gains: tuple[Gain, ...]
     experts: ExpertsReport | None = None  # experts that come to the accelerator on demand
 
@@ -73,7 +74,7 @@ class PlanReport:
 
     @classmethod
     def _fixed(cls, shape: ModelShape, node: PlannedNode, case: Case, chosen: OffloadChoice) -> "PlanReport":
-        """Return the report on a plan in which weights only move in a fixed cycle."""
+        """Return the report on a plan in which weights move in a fixed cycle, or stay."""
         problem = case.problem(case.pieces, case.rounding_bytes(case.pieces))
         offload = deepened(problem, chosen.offload)
         cards, work = problem.machine.cards, problem.work
@@ -103,7 +104,7 @@ class PlanReport:
         return found
 
     def computed(self, kind: str) -> dict[str, dict[str, int]]:
-        """Return, for prompts and for decoding, how many segments of a kind are computed in each place."""
+        """Return, for prompts and for decoding, the number of segments of `kind` that each device computes."""
         told: dict[str, dict[str, int]] = {}
         for phase in REQUEST_PHASES:
             places = zip(self.problem.work.segments, self.chosen.offload.places(phase), strict=True)
@@ -177,5 +178,5 @@ def _percent(phase: PhaseForecast) -> dict[str, float]:
 
 
 def _finite(value: float) -> float | None:
-    """Return the value; None for infinity, which JSON does not have."""
+    """Return `value`; None for infinity, which JSON does not have."""
     return value if value < float("inf") else None

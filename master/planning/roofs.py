@@ -8,8 +8,8 @@ from scheduler.model.roofline.levels import Hierarchy
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 from tpi.kernels.kv import KvDtype, vector_bytes
 
-_FORMATS: tuple[KvDtype, ...] = ("f16", "q8", "q4")  # of keys and values
-_BATCHES = (1, 32, 128, 1024, 4096)  # tokens, in addition to the batch of the policy
+_FORMATS: tuple[KvDtype, ...] = ("f16", "q8", "q4")  # formats of keys and values
+_BATCHES = (1, 32, 128, 1024, 4096)  # batch sizes in tokens, drawn in addition to the policy's batch
 _PROCESSORS = {"RAM": "CPU"}
 _GIGA = 1e9
 

@@ -21,7 +21,7 @@ from tpi.sources.base import Source
 from tpi.sources.gguf import open_gguf
 
 _CONFIG = "config.json"
-_ROOM = 0.9  # of the memory, for weights; the rest is for keys, values and activations
+_ROOM = 0.9  # part of the memory for weights; the rest is for keys, values and activations
 _FLOAT_FORMATS = ("auto", "bf16", "q8", "q4")  # `--dtype auto` of float models: the first whose weights fit
 
 
@@ -29,7 +29,7 @@ _FLOAT_FORMATS = ("auto", "bf16", "q8", "q4")  # `--dtype auto` of float models:
 class ModelShape:
     """The shapes of a model, block by block, in order of use. No weights are read for it.
 
-    `routing` is what `tpi profile` recorded next to its pack (`tpi.pack.routing.RoutingRecord.to_bytes`), or empty.
+    `routing` is the record of `tpi profile` next to its pack (`tpi.pack.routing.RoutingRecord.to_bytes`), or empty.
     """
 
     name: str
@@ -46,7 +46,7 @@ def model_shape(spec: str, dtype: str, cache: Path, room: int, machines: int = 1
     """Return the shape of the model that `spec` names.
 
     Args:
-        spec: what `tpi run -m` takes, a config.json, or a directory with a config.json and no weights.
+        spec: a model as for `tpi run -m`, a config.json, or a directory with a config.json and no weights.
         dtype: as for `tpi run`; a pack keeps its own. `auto` for float weights is the first format that fits.
         room: bytes of memory of all kinds together, into which `auto` has to fit the weights.
         machines: number of machines that have this memory.
@@ -70,7 +70,7 @@ def shape_of_config(name: str, fields: Fields, dtype: str) -> ModelShape:
     """Return the shape of the model of a config.json with these fields.
 
     Raises:
-        ModelError: if its architecture or a setting is not supported.
+        ModelError: if the model's architecture or a setting is not supported.
     """
     model, source = from_config(fields, name)
     return _planned(name, dtype, model, source)

@@ -25,9 +25,9 @@ _PLACES = {"host": "CPU", "accelerator": "GPU"}
 _LANES = {
     "disk": "disk", "up": "link up", "down": "link down", "accelerator": "GPU", "host": "CPU", "bus": "RAM's bus",
 }  # fmt: skip
-_HELPS = 1.01  # a smaller speed-up is not named
-_NAMED = 4  # how many of the things that help are named
-_SHOWN = 0.005  # share of the time; lanes that are busy for less are not named
+_HELPS = 1.01  # smallest speed-up that is printed
+_NAMED = 4  # limit of speed-ups that are printed
+_SHOWN = 0.005  # smallest busy part of the time for which a lane is printed
 
 
 def print_plan(report: PlanReport) -> None:
@@ -82,7 +82,7 @@ def _numbered(report: PlanReport) -> list[str]:
 
 
 def _segments(report: PlanReport, tiers: Sequence[Tier]) -> Iterator[tuple[str, ...]]:
-    """Yield rows: how many segments are where, their size, and where they are computed."""
+    """Yield rows: the segments in each memory tier, their size, and the devices that compute them."""
     for kind in KINDS:
         lying, computed = report.lying(kind), report.computed(kind)
         cells = [f"{lying[tier][0]}: {_size(lying[tier][1])}" if lying[tier][0] else "-" for tier in tiers]
@@ -132,7 +132,7 @@ def _advice(report: PlanReport) -> Iterator[str]:
 
 
 def _dealing(report: PlanReport) -> Iterator[str]:
-    """Yield how many segments each accelerator has, if there are several."""
+    """Yield a sentence with each accelerator's number of segments, if there are several accelerators."""
     cards = Counter(report.chosen.offload.cards)
     if cards:
         names = [f"{numbered(_TIERS['gpu'], card + 1)} has {count}" for card, count in sorted(cards.items())]
@@ -140,7 +140,7 @@ def _dealing(report: PlanReport) -> Iterator[str]:
 
 
 def _use(phase: PhaseForecast) -> str:
-    """Return the busy lanes, the busiest first, which is the bottleneck."""
+    """Return the busy lanes as text, the busiest (the bottleneck) first."""
     busy = sorted(phase.use.items(), key=lambda item: -item[1])
     return ", ".join(f"{_lane(lane)} {100 * part:.0f}%" for lane, part in busy if part >= _SHOWN)
 

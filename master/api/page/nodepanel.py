@@ -27,7 +27,7 @@ class LiveSource(Protocol):
         """Return the present figures, with times per token since `begun`; raise NodeError if a worker is lost."""
 
     def windows(self) -> list[WindowState]:
-        """Return the block index at which each node's memory window is, or None. May be called during a step."""
+        """Return the state of each node's memory window, rank 0 first. May be called during a step."""
 
 
 class NodePanel:

@@ -1,4 +1,4 @@
-"""The home of this machine and some workers, which are asked for their speeds; the links to them are measured."""
+"""The home of this machine and some workers: it asks the workers for their speeds and measures the links."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -25,10 +25,10 @@ class Neighbour:
 
     Attributes:
         machine: its speeds, without its accelerator.
-        link: the link to it.
+        link: the link to the worker.
         card: its speeds, with its accelerator.
         key: the key that it has proved to own; empty on this machine.
-        disk_known: whether the speed of its disk was measured; else it is a laptop's.
+        disk_known: True if the speed of its disk was measured; False: a laptop's speed is assumed.
         end: its name in the cache of measured links (`allreduce.cache.end_of`).
     """
 
@@ -48,9 +48,9 @@ class Neighbour:
 
 
 def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], policy: KeyPolicy) -> list[Neighbour]:
-    """Return the workers at `addresses`, in that order, measured over connections with the keys of `policy`.
+    """Return the measured workers at `addresses`, in that order. Connections use the keys of `policy`.
 
-    Stop early once `wanted` returns False. Implements `master.joining.measured.Ask`.
+    Stop early when `wanted` returns False. Implements `master.joining.measured.Ask`.
 
     Raises:
         NodeLost: if a worker does not answer, or does not report its speed.
@@ -63,7 +63,7 @@ def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], policy: 
 def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour], links: WorkerLinks | None = None) -> Home:
     """Return the home of this machine, the master, and its neighbours; `cards` is empty without accelerators.
 
-    `links` has those between workers that are known.
+    `links` has the known links between workers, by indices into `neighbours`.
     """
     between = links.between([one.end for one in neighbours]) if links else {}
     cards = (own, *(one.card for one in neighbours))
@@ -91,7 +91,7 @@ def home_asked(
         addresses: `HOST:PORT` of each worker.
         own: this machine.
         policy: has the keys for the connections (None: the user's).
-        links: measures the links between the workers that are not known; None: they are not measured.
+        links: the table that measures unknown links between workers; None: do not measure them.
         remeasure: measure the known links between workers too.
 
     Raises:
@@ -109,7 +109,7 @@ def home_asked(
 
 
 def _told(neighbours: Sequence[Neighbour], between: Mapping[tuple[int, int], Link]) -> str:
-    """Return where the figures come from, and the nearest two workers if the links between workers are known."""
+    """Return a phrase with the origin of the figures; if links between workers are known, name the nearest two."""
     told = "this one, and workers as they measured themselves"
     if not between:
         return told

@@ -21,9 +21,9 @@ from tpi.config import RECURRENT
 from tpi.text import short_number
 
 _TIMES = 2.0  # factor by which a resource is improved to find its gain
-_HELPS, _NAMED = 1.01, 4  # least speed-up that is named; how many are named
+_HELPS, _NAMED = 1.01, 4  # smallest reported speed-up, and number of reported speed-ups
 _MANY = 512  # tokens of the larger of two sums from which the time per token is derived
-_PROMPTS = 0.05  # of the memory, for the hidden states of a step of prompts
+_PROMPTS = 0.05  # part of the memory for the hidden states of a step of prompts
 _PHASES: dict[RequestPhase, str] = {"prompt": "prompts", "decode": "tokens"}
 _HIDDEN = 5 * 4  # bytes of RAM for each value of a hidden state that waits
 
@@ -36,7 +36,7 @@ class GroupBatchReport:
     problems: tuple[BatchProblem, ...]
     forecasts: tuple[BatchForecast, ...]
     gains: tuple[Gain, ...]
-    left_out: tuple[str, ...] = ()  # by the split, which is made for single requests
+    left_out: tuple[str, ...] = ()  # names of nodes that the split, made for single requests, leaves out
 
     @classmethod
     def of(cls, model: HomeModel, dealing: HomeSplit) -> "GroupBatchReport":
@@ -57,7 +57,7 @@ class GroupBatchReport:
         return _rate(self.problems, self.forecasts)
 
     def seconds(self, phase: RequestPhase) -> float:
-        """Return the seconds for all prompts, or for one token of every sequence."""
+        """Return the seconds of `phase`: of all prompts, or of one token of every sequence."""
         return _seconds(self.forecasts, phase)
 
     def fields(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from scheduler.model.home.stages import Layout
 from tpi.text import short_number
 
 _BEST, _MS = 3, 1e3
-_NAMED = 3  # stages of a layout that are named; of more, only the number is
+_NAMED = 3  # limit of stages that are described one by one; for more, the text gives only their number
 _ACCEPTANCES = (0.5, 0.8)
 PARTS = ("computing", "sums", "hops", "disks")
 
@@ -104,9 +104,9 @@ class ComparedLayouts:
 
 
 def layout_words(layout: Layout, names: Sequence[str]) -> str:
-    """Return the stages of a layout: layers and nodes, or where there are many, how many stages of how many.
+    """Return the stages of a layout in words: layers and nodes; if there are many, the number of stages and nodes.
 
-    `names` are those of all nodes by rank.
+    `names` are the names of all nodes by rank.
     """
     stages = [stage.split.members for stage in layout.stages]
     if len(stages) == 1:
@@ -128,5 +128,5 @@ def _group(members: Members, names: Sequence[str]) -> str:
 
 
 def seconds_by_part(layout: Layout) -> dict[str, float]:
-    """Return the seconds of a token by what they are spent on."""
+    """Return the seconds of a token by resource."""
     return dict(zip(PARTS, (layout.compute, layout.exchange, layout.hops, layout.disk), strict=True))

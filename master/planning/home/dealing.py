@@ -56,8 +56,8 @@ class HomeModel:
 
     @cached_property
     def whole(self) -> Problem:
-        """The problem of the whole model on the master alone. What a node needs besides units is equal on every
-        node.
+        """The problem of the whole model on the master alone. Memory besides units is the same
+        on every node.
         """
         return planning_problem(self.shape, self.home.machines[0], self.request, None, self.kv_dtype)
 
@@ -98,7 +98,7 @@ class HomeModel:
         return seconds + sum_overhead(links.size, self.home.software), name
 
     def _hop(self, source: int, members: Members, tokens: int) -> float:
-        """Return the seconds in which the hidden states of `tokens` tokens get from a node to all `members`."""
+        """Return the seconds to send the hidden states of `tokens` tokens from node `source` to all `members`."""
         links = [self.home.links.between(source, rank) for rank in members if rank != source]
         if not links:
             return 0.0
@@ -106,7 +106,7 @@ class HomeModel:
         return _HOP_S + max(link.latency_s + len(links) * nbytes / link.bytes_per_s for link in links)
 
     def items(self, kind: str) -> tuple[int, int]:
-        """Return how many heads or neurons a unit of `kind` has, and their total; the last unit may have fewer."""
+        """Return the number of heads or neurons in a unit of `kind`, and in total. The last unit may have fewer."""
         config, mixture = self.shape.config, self.shape.config.mixture
         if kind == "heads":
             units = next(each.units for each in self.problem.kinds if each.kind == kind)
@@ -153,7 +153,7 @@ class HomeModel:
         return _run(next(block for block in self.shape.blocks if block.kind == "attention"), "query").units
 
     def _experts(self, block: BlockShape) -> Iterator[UnitKind]:
-        """Yield the shared experts, and slices of every routed expert, of which a token reads only those it chooses."""
+        """Yield the shared experts, and slices of every routed expert. A token reads only its chosen experts."""
         mixture = self.shape.config.mixture
         assert mixture is not None
         run = _run(block, "neuron")
@@ -180,7 +180,7 @@ def _usual_overhead(nodes: int) -> float:
 
 
 def _everywhere(block: BlockShape) -> int:
-    """Return the bytes of a block that each node of its stage has in full: latent runs, which all heads use."""
+    """Return the bytes of a block's latent runs, which each node of its stage has in full."""
     return sum(run.units * run.unit_bytes for run in block.runs if run.name in WHOLE_RUNS)
 
 

@@ -46,7 +46,7 @@ def home_options(command: Command) -> Command:
 
 
 def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Path]) -> Home | None:
-    """Return the home that the flags name, or None; `files` are on the disk that this machine would read.
+    """Return the home that the flags name, or None. `files` are on the disk from which this machine would read.
 
     With `--batch`, the flags of a single machine describe each of `--devices`, or this machine if `--workers` is given.
 

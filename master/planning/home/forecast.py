@@ -18,8 +18,8 @@ from tpi.config import RECURRENT
 from tpi.errors import PlanError
 from tpi.partition import Range
 
-_OFF = 1.1  # a forecast that is slower than the search expects by this factor makes others worth a forecast
-_COMPARED = 4  # layouts that are compared then
+_OFF = 1.1  # if a forecast is slower than the search expects by this factor, other layouts get a forecast, too
+_COMPARED = 4  # number of other layouts that get a forecast
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class MemberForecast:
         rank: the node's rank.
         layers: the layers of each of its stages.
         weight_bytes: bytes of its weights.
-        disk_bytes: those of `weight_bytes` that do not fit into memory.
+        disk_bytes: the part of `weight_bytes` that does not fit into memory.
         memory: its use of memory.
-        decode: its times for a token.
-        long: the problem of its prompts.
-        places: where its weights lie and are computed.
+        decode: the node's times for a token.
+        long: the problem of the prompts on this node.
+        places: the locations of the weights, and the devices that compute.
     """
 
     rank: int
@@ -73,17 +73,20 @@ class HomeForecast:
         return max(self.layout.seconds, slowest + self.layout.hops + self.layout.turn)
 
     def streams(self, count: int) -> float:
-        """Return the seconds per token of `count` answers at once, of which all take as much longer as one does."""
+        """Return the seconds per token of `count` answers at once.
+
+        The search's figure is scaled by the forecast of one answer.
+        """
         return self.layout.streams(count) * self.token / self.layout.seconds
 
     @property
     def reads(self) -> bool:
-        """True if a node reads weights from its disk for each token."""
+        """True if any node reads weights from its disk for each token."""
         return any(each.disk_bytes for each in self.members)
 
     @property
     def disk(self) -> float:
-        """Seconds of a token spent waiting for disks, in addition to all else."""
+        """Seconds of a token, in addition to the search's figures for computing, sums and hops: waits for disks."""
         return self.token - self.layout.compute - self.layout.exchange - self.layout.hops
 
     @property
@@ -189,7 +192,7 @@ def forecast_home(model: HomeModel, layout: Layout) -> HomeForecast:
 
 
 def _units(stage: Stage, rank: int) -> dict[str, int]:
-    """Return the units of each kind that a node has of each block of a stage."""
+    """Return the units of each kind that the node `rank` has of each block of a stage."""
     position = stage.split.members.index(rank)
     return {kind: counts[position] for kind, counts in stage.split.units.items()}
 

@@ -18,7 +18,7 @@ DEFAULT_LINK = "300 Mbit, 1 ms"  # TPI-LLM's testbed, section 4
 _MOST = 64
 _SOME = re.compile(r"\s*(?:(\d+)\s*x\s*)?([^\s,]+(?: ?[KMGT]i?B)?)\s*", re.IGNORECASE)
 _BITS = 8
-_DETOUR = 4  # a link this many times as slow as the way over the master is not believed
+_DETOUR = 4  # a link measured this many times as slow as the way over the master is ignored
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Home:
         return self.cards or self.machines
 
     def without_bytes(self, nbytes: int) -> "Home":
-        """Return the same machines with `nbytes` less memory on the user's own, where a draft model takes them."""
+        """Return the home with `nbytes` less memory on the user's own machine, where a draft model takes them."""
         machines, cards = (
             tuple(replace(each, memory=max(1, each.memory - (0 if rank else nbytes))) for rank, each in enumerate(some))
             for some in (self.machines, self.cards)
@@ -52,7 +52,7 @@ class Home:
         return replace(self, machines=machines, cards=cards)
 
     def all_like(self, machine: NodeMachine) -> "Home":
-        """Return the same machines, each as fast as `machine` and with its accelerator, but with its own memory."""
+        """Return the home with every machine replaced by `machine`, except for its memory."""
         cards = tuple(replace(machine, memory=each.memory) for each in self.machines)
         hosts = tuple(replace(each, accelerator=None, more=()) for each in cards)
         return replace(self, machines=hosts, cards=cards, origin=f"{self.origin}, each as described")
@@ -61,7 +61,7 @@ class Home:
 def described_home(devices: str, link: str) -> Home:
     """Return machines with the given memory, such as `8x8GiB` or `16GiB, 3x8GiB`, all joined by equal links.
 
-    Everything but memory is a laptop's (`scheduler.model.machine.LAPTOP`), without an accelerator.
+    All other figures are a laptop's (`scheduler.model.machine.LAPTOP`), without an accelerator.
 
     Raises:
         UsageError: if `devices` or `link` cannot be parsed, or there are more than 64 machines.
@@ -75,13 +75,13 @@ def described_home(devices: str, link: str) -> Home:
 
 
 def home_in_file(file: str, own: NodeMachine, cores: float) -> Home:
-    """Return the home of a topology file, or of a shipped one of that name; the first device is the master.
+    """Return the home of the topology `file`, a path or the name of a shipped one; the first device is the master.
 
     A device's cores are assumed to be as fast as those of this machine, `own`, which has `cores`. Values that the file
     leaves out are this machine's.
 
     Raises:
-        UsageError: if it cannot be read; names the line.
+        UsageError: if the file cannot be read; the message names the line.
     """
     home = load_topology(file)
     names = tuple(device.name for device in home.devices)

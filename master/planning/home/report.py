@@ -29,7 +29,7 @@ class HomeReport:
         ahead: the forecast of the layout to use.
         asked: True if `--stages` gave the stages.
         with_all: the best layout over all nodes, if the planner has left some out; else None.
-        gains: how much faster a token would be with more of one thing.
+        gains: the speed-up of a token from more of each resource.
     """
 
     model: HomeModel
@@ -81,7 +81,7 @@ class HomeReport:
 
     @property
     def left_out(self) -> list[str]:
-        """Names of the nodes that hold no layers."""
+        """The names of the nodes that hold no layers."""
         return [name for rank, name in enumerate(self.model.home.names) if rank not in self.layout.members]
 
     @property
@@ -99,7 +99,7 @@ class HomeReport:
         return self.model.home.names[member.rank]
 
     def holds(self, member: MemberForecast) -> dict[str, int]:
-        """Return how many heads and neurons of a layer a node holds; for experts, the neurons of each expert."""
+        """Return a node's numbers of heads and neurons in a layer; for experts, the neurons of each expert."""
         split = next(stage.split for stage in self.layout.stages if member.rank in stage.split.members)
         at, found = split.members.index(member.rank), {}
         for kind, counts in split.units.items():
@@ -146,7 +146,7 @@ class HomeReport:
 def _gains(model: HomeModel, layout: Layout, stages: str) -> Iterator[Gain]:
     """Yield the speed-up of a token from twice as much of each resource; the most helpful first.
 
-    The layout is chosen anew for each resource, unless `stages`, the value of `--stages`, says what it is.
+    The layout is chosen again for each resource, unless `stages`, the value of `--stages`, gives it.
     """
     home = model.home
     better: dict[str, HomeModel] = {

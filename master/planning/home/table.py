@@ -9,10 +9,10 @@ from master.reporting.report import figures_table, wide_console
 from tpi.text import short_number
 
 _GIB, _MIB, _MS = float(1 << 30), float(1 << 20), 1e3
-_HELPS = 1.01  # a smaller speed-up is not named
-_NAMED = 4  # how many of the things that help are named
+_HELPS = 1.01  # smallest speed-up that is printed
+_NAMED = 4  # limit of speed-ups that are printed
 _UNITS = {"heads": "heads", "neurons": "neurons", "experts": "expert", "shared": "shared"}
-_SHOWN = 0.005  # share of a token's time; smaller parts are not named
+_SHOWN = 0.005  # smallest part of a token's time that is printed
 
 
 def print_home(report: HomeReport) -> None:
@@ -85,7 +85,7 @@ def _sentences(report: HomeReport) -> Iterator[str]:
 
 
 def _shown(report: HomeReport) -> list[tuple[str, float]]:
-    """Return the parts of a token's time, except the smallest."""
+    """Return the parts of a token's time that are at least `_SHOWN` of it."""
     return [(what, seconds) for what, seconds in report.parts.items() if seconds > _SHOWN * report.ahead.token]
 
 

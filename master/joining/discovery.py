@@ -97,8 +97,7 @@ def _heard(wanted: Collection[bytes], seconds: float, interfaces: Any) -> list[A
     try:
         network = Zeroconf(interfaces=interfaces or InterfaceChoice.All)
         with _left(network, listener):
-            # type: ignore[arg-type]  # it has the methods that are called
-            ServiceBrowser(network, SERVICE, listener=listener)
+            ServiceBrowser(network, SERVICE, listener=listener)  # type: ignore[arg-type]  # it has the methods that are called
             listener.complete.wait(seconds)
     except (OSError, RuntimeError):  # there is no network
         return []

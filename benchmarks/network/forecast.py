@@ -1,7 +1,7 @@
 """Forecasts of layouts of stages: `python -m benchmarks.network.forecast TASK` on the first device of a home.
 
-It measures the workers of `TPI_WORKERS` and all links as a run does, and prints one JSON object: the seconds of a token
-by layout, and by part.
+It measures the workers of `TPI_WORKERS`, their disks and all links as a run does, and prints one JSON object: the
+seconds of a token by layout, and by part.
 """
 
 import json
@@ -16,7 +16,7 @@ from master.planning.home.dealing import HomeModel
 from master.planning.node import NodeFlags, planned_node
 from master.planning.problem import request_of
 from master.planning.shapes import model_shape
-from master.workers.survey import WorkerLinks
+from master.workers.survey import WorkerLinks, measure_disks
 from scheduler.model.home.layouts import best_layout, evaluate
 from scheduler.model.home.stages import Layout
 from tpi.config import default_cache
@@ -42,7 +42,11 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     cache = default_cache()
     own = planned_node(NodeFlags(memory=asked["memory"], threads=1), cache, list((cache / "packs").glob("*/*"))).machine
-    home = home_asked(worker_addresses((os.environ["TPI_WORKERS"],)), own, links=WorkerLinks(None))
+    workers, links = worker_addresses((os.environ["TPI_WORKERS"],)), WorkerLinks(None)
+    home = home_asked(workers, own, links=links)
+    if home.unknown_disks:
+        measure_disks(home.unknown_disks)
+        home = home_asked(workers, own, links=links)
     shape = model_shape(asked["model"], "auto", cache, sum(machine.memory for machine in home.machines))
     problem = HomeModel(shape, home, request_of(shape.config, None, None, 1, asked["context"])).staged
     found: dict[str, Layout | None] = {

@@ -30,7 +30,7 @@ tensor parallelism over all nodes, *one node a stage* has layers in proportion t
 as two stages, and *auto* is what TPI chooses. The layouts take turns on the same workers; a figure is the faster of
 {TURNS} turns of {TOKENS} tokens, because other programs only add time. *Predicted* is the planner's forecast on the
 first device, from the speeds that the workers measured and the links between all nodes. It is made after the layouts by
-hand had their first turn, because machines measure their disks when they stream.
+hand had their first turn.
 """
 
 Stages = Sequence[tuple[int, int, Sequence[int]]]

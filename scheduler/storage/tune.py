@@ -83,7 +83,7 @@ def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
         if key not in known or not known[key].reliable:
             if sum(extent.nbytes for extent in extents) < _LEAST:
                 return DiskSpeed()
-            known = {other: speed for other, speed in known.items() if other.endswith(f" {_boot()}")}
+            known = {other: speed for other, speed in known.items() if _lasts(other)}
             known[key] = _confirmed(known.get(key), measure_disk(extents))
             _save(record, known)
         return known[key]
@@ -187,6 +187,11 @@ def _key(path: Path) -> str:
     """Return the key of the disk that holds `path`. In a testbed, each device has a speed of its own on one disk."""
     device = "".join(f"{os.environ[name]} " for name in ("TPI_TESTBED", "TPI_DEVICE") if name in os.environ)
     return f"{device}{path.stat().st_dev} {_boot()}"
+
+
+def _lasts(key: str) -> bool:
+    """Return True if `key` is of this boot and, if it is of a device of a testbed, of this testbed."""
+    return key.endswith(f" {_boot()}") and (len(key.split()) == 2 or key.split()[0] == os.environ.get("TPI_TESTBED"))
 
 
 def _boot() -> str:

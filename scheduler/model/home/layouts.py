@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 from scheduler.model.home.problem import Members
-from scheduler.model.home.rings import evaluate_ring, is_ring
+from scheduler.model.home.rings import MOST_STAGES, best_ring, evaluate_ring, is_ring
 from scheduler.model.home.search import Search
 from scheduler.model.home.solve import split_equally, split_over
 from scheduler.model.home.stages import MASTER, Layout, Stage, StageProblem
 from tpi.errors import PlanError
 
-MOST_STAGES = 32  # as many as messages can name (`allreduce.stages`)
 _COMPARED = 6  # layouts of a search that are evaluated
 _MARGIN = 1.03  # another layout must be faster than one stage by this factor
 _EVEN = (0.01, 1.0)  # how much a stage's time counts more the longer it is: for one stream, and for several
@@ -59,7 +58,21 @@ def layouts(problem: StageProblem, drop: bool = True, several: bool = True, stre
                 found[stages] = found[stages] if stages in found else evaluate(problem, stages)
                 fitting, plain = fitting + (found[stages] is not None), plain or one
     fit = [each for each in found.values() if each is not None]
+    if several and (ring := _ring(problem, fit, streams)) is not None:
+        fit.append(ring)
     return sorted(fit, key=lambda each: (each.streams(streams), len(each.stages), each.members))
+
+
+def _ring(problem: StageProblem, found: Sequence[Layout], streams: int) -> Layout | None:
+    """Return the fastest ring if it is faster than all layouts `found` by 3%; None if none of them waits for disks."""
+    best = min(found, key=lambda each: each.streams(streams), default=None)
+    if best is None or not any(each.disk for each in found):
+        return None
+    _, singles = pure_layouts(problem)
+    rows = [each for each in (*found, singles) if each and all(len(one.split.members) == 1 for one in each.stages)]
+    rings = [ring for row in rows if (ring := best_ring(problem, row, streams)) is not None]
+    ring = min(rings, key=lambda each: each.streams(streams), default=None)
+    return ring if ring is not None and _MARGIN * ring.streams(streams) < best.streams(streams) else None
 
 
 def evaluate(problem: StageProblem, stages: Sequence[tuple[int, int, Members]], equal: bool = False) -> Layout | None:

@@ -203,7 +203,9 @@ class Cluster:
         return last_awaited(rank, [worker.heartbeats.missed for worker in self.workers])
 
     def stats(self, waits: Sequence[OtherWaits] = ()) -> list[Stats]:
-        """Return every worker's totals, rank 1 first; with `waits`, one for each, also `steady`, which takes longer.
+        """Return the totals of every worker, rank 1 first.
+
+        With `waits`, one item for each worker, the totals include the field `steady`, which takes a worker longer.
 
         Raises:
             NodeError: if a worker is lost, or does not answer.

@@ -185,7 +185,7 @@ class CallReader:
     def _name_end(self, text: str, at: int, last: bool) -> int:
         """Return the index of the end of the mark after the name.
 
-        Before JSON, all of the mark, or all but its last tag, may be missing.
+        If JSON follows, a model may leave out the mark, or all of it but its last tag.
         """
         mark = self._marks.name_end.rstrip()
         try:

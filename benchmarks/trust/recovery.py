@@ -14,7 +14,7 @@ from benchmarks.result import Check, Result, Table
 from benchmarks.trust.strikes import WORKERS, Recoveries, checks, rows, striking
 from master.options import RunOptions
 from master.session import Session
-from tests.support.house import Laptop, house, speak, until
+from tests.support.house import Laptop, house, timed_answer, until
 from tests.support.models import make_model
 
 NOTES = """
@@ -34,11 +34,11 @@ def struck(session: Session, laptops: list[Laptop], seed: int, kind: str, said: 
     the delay of the first report after the fault.
     """
     with striking(kind, laptops, seed, LENGTH) as (strike, heard):
-        spoken = speak(session, PROMPT, LENGTH, heard)
+        spoken = timed_answer(session, PROMPT, LENGTH, heard)
     strike.undo()
     cluster = session._cluster
     until(lambda: len(cluster.workers) + len(cluster.recruits.ready) == WORKERS)
-    speak(session, PROMPT, 2)
+    timed_answer(session, PROMPT, 2)
     said[:] = [moment - strike.at for moment in said if moment > strike.at][:1]
     return spoken.tokens, spoken.pause
 
@@ -53,8 +53,8 @@ def measure(root: Path, counts: dict[str, int]) -> tuple[dict[str, Recoveries], 
     with house(root, WORKERS) as laptops:
         options = RunOptions(str(model.directory), workers=tuple(one.address for one in laptops), cache=root / "m")
         with Session(options) as session:
-            wanted = speak(session, PROMPT, LENGTH).tokens
-            found["none"].pauses = [speak(session, PROMPT, LENGTH).pause for _ in range(5)]
+            wanted = timed_answer(session, PROMPT, LENGTH).tokens
+            found["none"].pauses = [timed_answer(session, PROMPT, LENGTH).pause for _ in range(5)]
             for kind, count in counts.items():
                 for seed in range(count):
                     said = _heard(session)

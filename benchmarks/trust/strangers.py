@@ -27,7 +27,7 @@ from master.options import RunOptions
 from master.session import Session
 from testbed.launch import Testbed
 from tests.support.cluster.key_helpers import pair_folders
-from tests.support.house import speak
+from tests.support.house import timed_answer
 from tests.support.models import make_model
 from tpi.topology.topology import Host, HostLink, star
 
@@ -48,11 +48,11 @@ def answer(address: str, model: str) -> None:
     """Generate an answer for each line on stdin, and print its seconds."""
     with Session(RunOptions(model, workers=(address,), split="1,1", threads=1)) as session:
         prompt = [5, 6, 7, 8]
-        speak(session, prompt, TOKENS)
+        timed_answer(session, prompt, TOKENS)
         print("ready", flush=True)
         for _ in sys.stdin:
             begun = perf_counter()
-            speak(session, prompt, TOKENS)
+            timed_answer(session, prompt, TOKENS)
             print(perf_counter() - begun, flush=True)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from benchmarks.result import Check, Row
-from tests.support.house import Laptop, amid
+from tests.support.house import Laptop, during_step
 
 WORKERS = 3
 RECOVERY_S = 5.0  # the aim at the 95th percentile, with shards cached
@@ -62,7 +62,7 @@ def striking(
         strike.at = monotonic()
         strike.laptop.signal(SIGNALS[kind])
 
-    with amid(seed, tokens, do) as heard:
+    with during_step(seed, tokens, do) as heard:
         yield strike, heard
 
 

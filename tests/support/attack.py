@@ -1,6 +1,6 @@
 """Tests of attacks: a real `tpi serve`, an attacker, and a bystander process that the attack must not disturb.
 
-A case is a function that attacks the server; `unnoticed` runs the case while the bystander streams.
+A case is a function that attacks the server; `assert_unnoticed` runs the case while the bystander streams.
 """
 
 import json
@@ -26,7 +26,7 @@ _LOADED = 8  # times the quietest longest gap: what a busy machine makes of it b
 
 
 @dataclass(frozen=True)
-class Noticed:
+class Observations:
     """The bystander's observations; times in seconds."""
 
     gap: float
@@ -83,17 +83,17 @@ def target(folder: Path, model: Path, *flags: str) -> Iterator[Target]:
 
 
 @contextmanager
-def beside(target: Target) -> Iterator[list[Noticed]]:
+def beside(target: Target) -> Iterator[list[Observations]]:
     """Run a bystander during the block; afterwards the yielded list has its observations."""
     command = [sys.executable, "-m", "tests.support.processes.bystander", str(target.http.base_url), BYSTANDER]
-    found: list[Noticed] = []
+    found: list[Observations] = []
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:
             assert process.stdout.readline() == "streams\n"
             yield found
             said, _ = process.communicate(timeout=300)
-            found.append(Noticed(**json.loads(said)))
+            found.append(Observations(**json.loads(said)))
         finally:
             process.kill()
 
@@ -105,7 +105,7 @@ def quiet(target: Target) -> float:
     return max(found[0].gap, found[0].wait)
 
 
-def unnoticed(target: Target, attack: Callable[[Target], None], wait: float = 1.0) -> None:
+def assert_unnoticed(target: Target, attack: Callable[[Target], None], wait: float = 1.0) -> None:
     """Attack while a bystander streams, and check that it has no error, no long gap and no wait `wait` times as long.
 
     Gaps and waits are compared with those without an attack. One of several tries must pass; no try may have errors.

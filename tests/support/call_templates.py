@@ -150,7 +150,7 @@ def family(template: str) -> tuple[ToolFamily, Traits]:
     return family_of(template, traits.call_marks), traits
 
 
-def spoken(traits: Traits, calls: Sequence[tuple[str, Mapping[str, Any]]], said: str = "I look.") -> str:
+def model_output(traits: Traits, calls: Sequence[tuple[str, Mapping[str, Any]]], said: str = "I look.") -> str:
     """Return a model's output: the text `said` and the calls `calls`, in the format of `traits`."""
     made = [
         {"id": f"a1b2c3d4{place}", "type": "function", "function": {"name": name, "arguments": given}}

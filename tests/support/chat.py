@@ -62,7 +62,7 @@ class ShownScreen:
         pass
 
 
-class Thinker(ChatServer):
+class ScriptedServer(ChatServer):
     """A server that gives the same answer each time; `asked` is the last request."""
 
     def __init__(self, *deltas: dict[str, Any], reason: str = "stop") -> None:
@@ -84,7 +84,7 @@ class Thinker(ChatServer):
         yield {"choices": [{"delta": {}, "finish_reason": self._reason}]}
 
 
-def talk_to(url: str) -> ServerChatBackend:
+def conversation_with(url: str) -> ServerChatBackend:
     """Return a conversation with the server at `url`."""
     return ServerChatBackend(ChatServer(url, None), Sampling(), 8, Conversation(None, []), ShownScreen())
 

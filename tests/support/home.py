@@ -46,7 +46,7 @@ class Home:
         )  # fmt: skip
         self._stack.enter_context(started(self._stack.enter_context(self._master)))
 
-    def joins(self, name: str) -> None:
+    def start_worker(self, name: str) -> None:
         """Start the worker `name`, and announce it.
 
         With multicast, the worker announces itself and listens on all addresses.
@@ -63,7 +63,7 @@ class Home:
         with (self._root / "announced").open("a") as said:
             said.write(f"{name} {load_identity(self._keys[name]).public.hex()} {address}\n")
 
-    def moves(self, name: str, number: int) -> None:
+    def change_address(self, name: str, number: int) -> None:
         """Give the device `name`, at the other end of a's cable, another address, as another router would."""
         host, network = _NEIGHBOURS.removesuffix("0/24") + str(number), _NEIGHBOURS
         self._command(name, "addr", "flush", "dev", _CABLE)
@@ -91,7 +91,7 @@ class Home:
     def said(self) -> str:
         return (self._root / "log").read_text()
 
-    def said_by(self, name: str) -> str:
+    def output_of(self, name: str) -> str:
         """Return the output of the worker `name`."""
         return (self._root / f"{name}-log").read_text()
 

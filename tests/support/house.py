@@ -124,20 +124,22 @@ def until_error(look: Callable[[], object], kind: type[TpiError]) -> TpiError:
 
 
 @dataclass
-class Spoken:
+class TimedAnswer:
     """The tokens of an answer, and the longest pause between two of them in seconds."""
 
     tokens: list[int]
     pause: float
 
 
-def speak(session: Session, prompt: list[int], length: int, at: Callable[[int], None] = lambda count: None) -> Spoken:
+def timed_answer(
+    session: Session, prompt: list[int], length: int, at: Callable[[int], None] = lambda count: None
+) -> TimedAnswer:
     """Answer `prompt` greedily with `length` tokens; call `at` after each token with the number of tokens so far.
 
     Raises:
         TpiError: if the answer ended with an error.
     """
-    speaker = _Speaker(at)
+    speaker = _TokenTimer(at)
     with session.answering() as engine:
         engine.submit(
             Ticket(EngineRequest(prompt, Sampler(GREEDY), length, client=Client(salt=token_bytes(8))), speaker)
@@ -148,11 +150,11 @@ def speak(session: Session, prompt: list[int], length: int, at: Callable[[int], 
     return speaker.spoken
 
 
-class _Speaker:
+class _TokenTimer:
     """A counter of tokens and of the pauses between them, on the engine's thread."""
 
     def __init__(self, at: Callable[[int], None]) -> None:
-        self.spoken = Spoken([], 0.0)
+        self.spoken = TimedAnswer([], 0.0)
         self.error: TpiError | None = None
         self.over = threading.Event()
         self._at, self._last = at, time.monotonic()
@@ -170,7 +172,7 @@ class _Speaker:
 
 
 @contextmanager
-def amid(seed: int, tokens: int, do: Callable[[random.Random], None]) -> Iterator[Callable[[int], None]]:
+def during_step(seed: int, tokens: int, do: Callable[[random.Random], None]) -> Iterator[Callable[[int], None]]:
     """Call `do` in another thread, at some moment of the step after a token that `seed` draws.
 
     The test must call the yielded function after each of the answer's `tokens` tokens, with the number of tokens so
@@ -202,7 +204,7 @@ def amid(seed: int, tokens: int, do: Callable[[random.Random], None]) -> Iterato
 
 
 @contextmanager
-def at_random(seed: int, within: float, do: Callable[[random.Random], None]) -> Iterator[None]:
+def at_random_moment(seed: int, within: float, do: Callable[[random.Random], None]) -> Iterator[None]:
     """Call `do` in another thread, at a moment within `within` seconds that `seed` draws."""
     drawn = random.Random(seed)
     delay = drawn.uniform(0, within)

@@ -100,7 +100,7 @@ def started(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]
             process.wait(10)
 
 
-class Overheard:
+class StderrLog:
     """The lines that a process writes to stderr, each with its time on `time.monotonic`."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
@@ -118,7 +118,7 @@ class Overheard:
         """Return the seconds from `begun` to the first line with `words`; infinity if there is none."""
         return next((at - begun for at, line in self._lines if words in line), math.inf)
 
-    def __enter__(self) -> "Overheard":
+    def __enter__(self) -> "StderrLog":
         self._thread.start()
         return self
 
@@ -141,7 +141,7 @@ def echo_on(bed: Testbed, device: str) -> Iterator["subprocess.Popen[str]"]:
         yield process
 
 
-def trips(bed: Testbed, source: str, target: str, count: int, size: int) -> list[float]:
+def round_trip_ms(bed: Testbed, source: str, target: str, count: int, size: int) -> list[float]:
     """Return sorted round trip times in ms between `source` and the echo on `target`."""
     command = [sys.executable, "-c", CLIENT, bed.address(target), str(count), str(size)]
     process = bed.popen(source, command, stdout=subprocess.PIPE, text=True)

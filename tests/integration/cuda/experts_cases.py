@@ -10,7 +10,7 @@ import pytest
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.chunked import in_chunks
 from tests.support.devices.cuda_device import open_tested
-from tests.support.devices.demanding import DEMAND, arena_of, at_once, in_a_share
+from tests.support.devices.demanding import DEMAND, arena_of, at_once, slots_for_share
 from tests.support.devices.held import held
 from tests.support.devices.offloading import answers, batched, offloaded, weights_bytes
 from tests.support.kernels.expert_cases import ExpertsCase, experts_case
@@ -79,7 +79,7 @@ def test_experts_that_come_when_they_are_wanted(pack: Pack, tmp_path: Path) -> N
     """Some lie on the card, some are fetched for the token, and the host computes the others."""
     expected = answered_on_the_host(pack, tmp_path / "host")
     with closing(open_tested(16 << 20)) as card:
-        how = AcceleratorSetup(card, at_once(20.0), DEMAND, in_a_share(1 / 3))
+        how = AcceleratorSetup(card, at_once(20.0), DEMAND, slots_for_share(1 / 3))
         made = in_process_deployment(pack, [1], tmp_path / "card", accelerators={0: how}, **SMALL)
         with closing(made) as deployment:
             assert answers(deployment, ASKED, LENGTH) == expected

@@ -11,7 +11,7 @@ import pytest
 from master.deployment.deployment import Deployment
 from scheduler.model.machine import Rates
 from tests.support.cluster.inprocess import in_process_deployment
-from tests.support.devices.demanding import DEMAND, SMALL, arena_of, at_once, in_a_share, limit_for
+from tests.support.devices.demanding import DEMAND, SMALL, arena_of, at_once, limit_for, slots_for_share
 from tests.support.devices.offloading import answers, prompts
 from tests.support.devices.opencl_device import opencl_device
 from tests.support.devices.twin import Twin
@@ -63,7 +63,7 @@ def test_tokens_equal_the_run_without(
     asked = prompts(pack.config.vocab, 3, seed=5)
     expected = on_the_host(pack, tmp_path / "host", asked)
     with closing(open_emulated(CARD)) if device == "emulated" else opencl_device() as card:
-        how = AcceleratorSetup(card, at_once(link), DEMAND, in_a_share(THIRD, crossover))
+        how = AcceleratorSetup(card, at_once(link), DEMAND, slots_for_share(THIRD, crossover))
         with beside(pack, tmp_path / "device", card, how) as deployment:
             assert answers(deployment, asked, 12) == expected
             arena, plan, node = arena_of(deployment.node), deployment.node.offload, deployment.node
@@ -88,7 +88,7 @@ def test_three_nodes_with_different_devices(tiny_pack: Packs, tmp_path: Path) ->
     expected = on_the_host(pack, tmp_path / "host", asked, shares)
     with closing(open_emulated(CARD)) as card, Twin(open_host().kernels, 64 << 20) as twin:
         accelerators = {
-            0: AcceleratorSetup(card, at_once(100.0), DEMAND, in_a_share(THIRD, 32)),
+            0: AcceleratorSetup(card, at_once(100.0), DEMAND, slots_for_share(THIRD, 32)),
             2: AcceleratorSetup(twin, at_once(), OffloadOptions(weights="gpu")),
         }
         made = in_process_deployment(pack, shares, tmp_path / "device", accelerators=accelerators, **SMALL)
@@ -122,7 +122,7 @@ def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(link: float, tiny_
     asked = [list(range(3, 9))]
     expected = on_the_host(pack, tmp_path / "host", asked)
     with Fragile(open_host().kernels) as card:
-        how = AcceleratorSetup(card, at_once(link), DEMAND, in_a_share(THIRD, 32))
+        how = AcceleratorSetup(card, at_once(link), DEMAND, slots_for_share(THIRD, 32))
         with beside(pack, tmp_path / "device", card, how) as deployment:
             card.failing = True
             with pytest.raises(DeviceError, match=r"expert \d of block \d cannot be copied to twin: the card fell off"):
@@ -134,7 +134,7 @@ def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(link: float, tiny_
 
 def test_a_card_that_cannot_be_filled_gives_everything_back(tiny_pack: Packs, tmp_path: Path) -> None:
     with Fragile(open_host().kernels) as card:
-        how = AcceleratorSetup(card, at_once(), DEMAND, in_a_share(THIRD))
+        how = AcceleratorSetup(card, at_once(), DEMAND, slots_for_share(THIRD))
         card.failing = True
         with (
             pytest.raises(DeviceError, match="the card fell off the bus"),
@@ -150,7 +150,7 @@ def test_recorded_routing_chooses_first_experts_and_policy(tiny_pack: Packs, tmp
     save_routing(pack.path / NAME, RoutingRecord("a text", 64, experts))
     try:
         with closing(open_emulated(CARD)) as card:
-            how = AcceleratorSetup(card, at_once(), DEMAND, in_a_share(0.5))
+            how = AcceleratorSetup(card, at_once(), DEMAND, slots_for_share(0.5))
             with beside(pack, tmp_path, card, how) as deployment:
                 arena, blocks = arena_of(deployment.node), deployment.node.loop.blocks
                 first, second = (block.number for block in blocks if block.name.startswith("experts"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster.inprocess import ThreadedWorkers, in_process_deployment
-from tests.support.devices.dividing import SMALL, check_sides, dividing, keeping
+from tests.support.devices.dividing import SMALL, check_sides, dividing, keep_heads
 from tests.support.devices.offloading import answers, offloaded, prompts
 from tests.support.devices.opencl_device import opencl_device
 from tests.support.devices.schedules import WHOLE
@@ -77,7 +77,7 @@ def test_tokens_of_a_batch_are_those_of_each_request_alone(
     pack = tiny_pack(family)
     asked = prompts(pack.config.vocab, 9, seed=4)
     expected = alone(pack, tmp_path, asked)
-    decide = {0: keeping(heads, attends_there, 0.3)}
+    decide = {0: keep_heads(heads, attends_there, 0.3)}
     with (
         closing(open_device("emu:1GiB,stretch=1")) as device,
         offloaded(pack, tmp_path / "batch", {0: device}, BATCH, decide=decide, **SMALL) as deployment,
@@ -101,7 +101,7 @@ def test_formats_of_keys_and_values(
     pack = tiny_pack("llama")
     asked = prompts(pack.config.vocab, 9, seed=7)
     expected = alone(pack, tmp_path, asked, kv=kv)
-    decide = {0: keeping(2, attends_there)}
+    decide = {0: keep_heads(2, attends_there)}
     with (
         closing(open_device("emu:1GiB,stretch=1")) as device,
         offloaded(pack, tmp_path / "batch", {0: device}, BATCH, decide=decide, kv=kv, **SMALL) as deployment,
@@ -120,7 +120,7 @@ def test_real_queues_and_events(attends_there: bool, tiny_pack: Callable[..., Pa
     with (
         opencl_device(LIMIT) as device,
         offloaded(
-            pack, tmp_path / "batch", {0: device}, BATCH, decide={0: keeping(1, attends_there)}, **SMALL
+            pack, tmp_path / "batch", {0: device}, BATCH, decide={0: keep_heads(1, attends_there)}, **SMALL
         ) as deployment,
     ):
         dividing(deployment)
@@ -139,7 +139,7 @@ def test_timing_changes_nothing(family: str, heads: int, many_heads: Callable[[s
     with (
         closing(Shuffled(native, 0)) as device,
         offloaded(
-            pack, tmp_path / "batch", {0: device}, BATCH, decide={0: keeping(heads, False)}, **SMALL
+            pack, tmp_path / "batch", {0: device}, BATCH, decide={0: keep_heads(heads, False)}, **SMALL
         ) as deployment,
     ):
         link = dividing(deployment)
@@ -161,7 +161,7 @@ def test_nodes_of_a_group_divide_each_its_own(many_heads: Callable[[str], Pack],
     pack = many_heads("mixtral")
     asked = prompts(pack.config.vocab, 5, seed=1, longest=36)
     expected = alone(pack, tmp_path, asked, 3)
-    decide = {0: keeping(2, False), 1: keeping(1, True)}
+    decide = {0: keep_heads(2, False), 1: keep_heads(1, True)}
     with ExitStack() as stack:
         cards = {rank: stack.enter_context(closing(Shuffled(native, rank))) for rank in (0, 1)}
         more = SMALL | {"batch": GroupBatch(5, 3, True, 16)}

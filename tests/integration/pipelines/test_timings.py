@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.support.cluster.inprocess import in_process_deployment
-from tests.support.devices.dividing import keeping
+from tests.support.devices.dividing import keep_heads
 from tests.support.devices.offloading import answers, offloaded, prompts
 from tests.support.devices.schedules import SCHEDULES, WHOLE
 from tests.support.devices.shuffled import Shuffled
@@ -109,7 +109,7 @@ def _after_failure(
     with (
         closing(Shuffled(native, ahead, failing.__contains__)) as device,
         offloaded(
-            pack, cache / "batch", {0: device}, STREAMED, decide={0: keeping(kept, not host_attends)}, **SMALL
+            pack, cache / "batch", {0: device}, STREAMED, decide={0: keep_heads(kept, not host_attends)}, **SMALL
         ) as deployment,
     ):
         link = deployment.node.link

@@ -13,7 +13,7 @@ from tpi.kernels import Kernels
 T = TypeVar("T")
 
 
-class Apart(Shuffled):
+class SeparateCalls(Shuffled):
     """A `Shuffled` device with a thread for calls. Bytes that a copy has not reached yet are torn."""
 
     name = "apart"
@@ -22,7 +22,7 @@ class Apart(Shuffled):
         super().__init__(kernels, seed, failing)
         self._computing = CallQueue("apart-compute")
 
-    def __enter__(self) -> "Apart":
+    def __enter__(self) -> "SeparateCalls":
         return self
 
     def start(self, call: Callable[[], T]) -> Pending[T]:

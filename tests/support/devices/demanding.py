@@ -17,7 +17,7 @@ DEMAND = OffloadOptions(pipeline="demand")
 SMALL: dict[str, Any] = {"context": 64, "pool": 96}  # tokens, pages
 
 
-def in_a_share(share: float, crossover: int | None = None) -> Choose:
+def slots_for_share(share: float, crossover: int | None = None) -> Choose:
     """Return a planner with slots for the share `share` of the experts, even if memory holds more."""
 
     def decide(case: Case) -> Candidate[CardSlots]:

@@ -15,7 +15,7 @@ from worker.plan.modes.batch import BatchSettings, problem_of, with_policy
 SMALL: dict[str, Any] = {"context": 64, "pool": 24, "chunk": 32}  # tokens, pages
 
 
-def keeping(heads: int, attends_there: bool, weights: float = 0.0) -> Choose:
+def keep_heads(heads: int, attends_there: bool, weights: float = 0.0) -> Choose:
     """Return a planner with keys and values of `heads` heads and the share `weights` of weights on the accelerator.
 
     The accelerator attends for the other heads if `attends_there`, else the host does.

@@ -14,7 +14,7 @@ from master.joining import discoverythread, probe
 from master.joining.discovery import find_workers
 from master.options import RunOptions
 from master.session import Session
-from tests.support.house import speak
+from tests.support.house import timed_answer
 from tpi.config import default_cache
 from tpi.keys.announcement import Announcement
 from tpi.keys.policy import KeyPolicy
@@ -42,7 +42,7 @@ def main(model: str, file: str, *flags: str) -> None:
         Session(options) as session,
     ):
         for _ in sys.stdin:
-            tokens = speak(session, _PROMPT, _LENGTH).tokens
+            tokens = timed_answer(session, _PROMPT, _LENGTH).tokens
             sent = session.figures.fields()["weights_sent_bytes"]
             sys.stdout.write(json.dumps((session.names, tokens, sent)) + "\n")
             sys.stdout.flush()

@@ -15,7 +15,7 @@ from master.planning.home.members import Home
 from master.session import Session
 from master.workers.survey import WorkerLinks
 from scheduler.model.machine import NodeMachine
-from tests.support.house import Laptop, house, speak, until
+from tests.support.house import Laptop, house, timed_answer, until
 from tests.support.models import make_model
 from tpi.topology.links import Link, LinkTable
 
@@ -56,20 +56,22 @@ def test_far_workers_get_stages_again_after_a_loss_and_a_return(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Session(RunOptions(model, cache=tmp_path / "master")) as alone:
-        wanted = speak(alone, PROMPT, LENGTH).tokens
+        wanted = timed_answer(alone, PROMPT, LENGTH).tokens
     with far_apart(tmp_path, model, monkeypatch) as (session, laptops):
         assert {1, 2} <= {rank for ranks in members(session) for rank in ranks}
         assert len(members(session)) > 1
         compared = session.compared()
         assert compared is not None
         assert [stage.split.members for stage in compared.use.stages] == members(session)
-        assert speak(session, PROMPT, LENGTH).tokens == wanted
+        assert timed_answer(session, PROMPT, LENGTH).tokens == wanted
         kill = laptops["a"].signal
-        assert speak(session, PROMPT, LENGTH, lambda n: kill(signal.SIGKILL) if n == 9 else None).tokens == wanted
+        assert (
+            timed_answer(session, PROMPT, LENGTH, lambda n: kill(signal.SIGKILL) if n == 9 else None).tokens == wanted
+        )
         assert {rank for ranks in members(session) for rank in ranks} - {0} == {1}
         laptops["a"].start()
         until(lambda: bool(session._cluster.recruits.ready))
-        assert speak(session, PROMPT, LENGTH).tokens == wanted
+        assert timed_answer(session, PROMPT, LENGTH).tokens == wanted
         assert {1, 2} <= {rank for ranks in members(session) for rank in ranks}
 
 
@@ -80,4 +82,4 @@ def test_one_stage_stays_where_it_is_asked_for(
     with far_apart(tmp_path, model, monkeypatch, **options) as (session, _):
         assert members(session) == [(0, 1, 2)]
         assert session.compared() is None
-        assert len(speak(session, PROMPT, LENGTH).tokens) == LENGTH
+        assert len(timed_answer(session, PROMPT, LENGTH).tokens) == LENGTH

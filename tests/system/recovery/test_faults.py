@@ -19,7 +19,7 @@ from master.session import Session
 from master.workers.asking import ask
 from master.workers.remote import RemoteWorker
 from tests.support.commands import TPI, clean
-from tests.support.house import Laptop, house, speak
+from tests.support.house import Laptop, house, timed_answer
 from tests.support.models import TinyModel
 from tpi.errors import NodeError
 from tpi.net.messages import NodeOptions
@@ -55,7 +55,7 @@ def test_compute_hung_io_thread_alive(tmp_path: Path, model: str, monkeypatch: p
         hanging.start()
         addresses = tuple(one.address for one in laptops)
         with Session(RunOptions(model, workers=addresses, cache=tmp_path / "m")) as session:
-            wanted = speak(session, PROMPT, LENGTH).tokens
+            wanted = timed_answer(session, PROMPT, LENGTH).tokens
             cluster, part, seen = session._cluster, session._cluster.part, list[tuple[str, float]]()
 
             def noted(error: NodeError) -> list[RemoteWorker]:
@@ -64,7 +64,9 @@ def test_compute_hung_io_thread_alive(tmp_path: Path, model: str, monkeypatch: p
                 return part(error)
 
             monkeypatch.setattr(cluster, "part", noted)
-            spoken = speak(session, PROMPT, LENGTH, lambda count: stop_computing(hanging) if count == 9 else None)
+            spoken = timed_answer(
+                session, PROMPT, LENGTH, lambda count: stop_computing(hanging) if count == 9 else None
+            )
             assert spoken.tokens == wanted
             assert "b" not in session.names[:3]
             phase, stuck = seen[0]
@@ -89,7 +91,7 @@ def test_clock_step_of_an_hour(tmp_path: Path, model: str, monkeypatch: pytest.M
 
         options = RunOptions(model, workers=(laptops[0].address,), cache=tmp_path / "m")
         with Session(options) as session:
-            wanted = speak(session, PROMPT, LENGTH).tokens
+            wanted = timed_answer(session, PROMPT, LENGTH).tokens
 
             def step(count: int) -> None:
                 if count in STEPS:
@@ -97,7 +99,7 @@ def test_clock_step_of_an_hour(tmp_path: Path, model: str, monkeypatch: pytest.M
                     (laptops[0].cache / "step").write_text(str(there))
                     assert abs(apart() - there) < HOUR_S / 2
 
-            assert speak(session, PROMPT, LENGTH, step).tokens == wanted
+            assert timed_answer(session, PROMPT, LENGTH, step).tokens == wanted
             assert session.names == ("master", "a")
 
 

@@ -12,7 +12,7 @@ from master.session import Session
 from master.workers import recruits
 from master.workers.cluster import Cluster
 from tests.support.cluster.cluster_helpers import REAL_WORKER
-from tests.support.house import Laptop, house, speak, until
+from tests.support.house import Laptop, house, timed_answer, until
 from tests.support.models import TinyModel
 from tpi.errors import PlanError
 
@@ -54,7 +54,7 @@ def test_a_left_out_worker_joins_when_it_can_help(
         """The nodes before and after a worker is ready, and one more request has begun."""
         until(lambda: bool(session._cluster.recruits.ready))
         before = list(session.names)
-        assert len(speak(session, PROMPT, LENGTH).tokens) == LENGTH
+        assert len(timed_answer(session, PROMPT, LENGTH).tokens) == LENGTH
         return [*before, "then", *session.names]
 
     with house(tmp_path, 2) as (small, busy):
@@ -88,7 +88,7 @@ def test_workers_that_cannot_help_are_left_out(
         found(monkeypatch, good, full, small, busy)
         with Cluster.connect([busy.address]), Session(options) as session:
             assert session.names == ("master", good.name)
-            assert len(speak(session, PROMPT, LENGTH).tokens) == LENGTH
+            assert len(timed_answer(session, PROMPT, LENGTH).tokens) == LENGTH
         lines = [line for line in capfd.readouterr().err.splitlines() if "going on with" in line]
         found(monkeypatch, full)
         only_with_others(monkeypatch)

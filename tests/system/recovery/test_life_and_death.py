@@ -17,7 +17,7 @@ from master.workers.asking import ask
 from master.workers.remote import RemoteWorker
 from tests.support.commands import TPI, clean
 from tests.support.figures import assert_figures
-from tests.support.house import Laptop, amid, at_random, house, speak, until
+from tests.support.house import Laptop, at_random_moment, during_step, house, timed_answer, until
 from tests.support.models import TinyModel
 from tests.support.stillness import Stillness
 from tpi.config import default_cache
@@ -52,14 +52,14 @@ def names(session: Session) -> tuple[str, ...]:
 
 
 def expected(session: Session) -> list[int]:
-    return speak(session, PROMPT, LENGTH).tokens
+    return timed_answer(session, PROMPT, LENGTH).tokens
 
 
 def everybody(session: Session, count: int = 4) -> None:
     """Wait until all workers are back, and have them used."""
     cluster = session._cluster
     until(lambda: len(cluster.workers) + len(cluster.recruits.ready) == count - 1)
-    speak(session, PROMPT, 1)
+    timed_answer(session, PROMPT, 1)
     assert len(names(session)) == count
 
 
@@ -93,7 +93,7 @@ def test_worker_killed_mid_token(home: tuple[Session, list[Laptop]], monkeypatch
             laptops[1].start()
             everybody(session)
         with Stillness() as host:
-            spoken = speak(session, PROMPT, LENGTH, at)
+            spoken = timed_answer(session, PROMPT, LENGTH, at)
         assert spoken.tokens == wanted
         assert "b" not in names(session)
         assert host.excuses or names(session) == ("master", "a", "c")
@@ -119,7 +119,7 @@ def test_worker_frozen_then_woken(home: tuple[Session, list[Laptop]], monkeypatc
             laptops[2].signal(signal.SIGCONT)
 
     def strike(number: int) -> dict[str, float]:
-        spoken = speak(session, PROMPT, LENGTH, at)
+        spoken = timed_answer(session, PROMPT, LENGTH, at)
         assert spoken.tokens == wanted
         everybody(session)
         assert names(session) == ("master", "a", "b", "c")  # in its old place, where its shards are those that it has
@@ -129,7 +129,7 @@ def test_worker_frozen_then_woken(home: tuple[Session, list[Laptop]], monkeypatc
         return {"noticed": noticed.at - frozen[-1], "goes on": spoken.pause}
 
     assert_figures("worker frozen, then woken", {"noticed": 3.0, "goes on": 10.0}, strike)
-    assert speak(session, PROMPT, LENGTH).tokens == wanted
+    assert timed_answer(session, PROMPT, LENGTH).tokens == wanted
 
 
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
@@ -143,8 +143,8 @@ def test_kills_and_freezes_at_random_moments(home: tuple[Session, list[Laptop]],
             hit.append(drawn.choice(laptops))
             hit[0].signal(kind)
 
-        with amid(seed, LENGTH, strike) as heard:
-            spoken = speak(session, PROMPT, LENGTH, heard)
+        with during_step(seed, LENGTH, strike) as heard:
+            spoken = timed_answer(session, PROMPT, LENGTH, heard)
         assert hit
         assert spoken.tokens == wanted, f"seed {seed}"
         assert spoken.pause < AT_ONCE_S
@@ -157,7 +157,7 @@ def test_kills_and_freezes_at_random_moments(home: tuple[Session, list[Laptop]],
 
 def left_clients(session: Session) -> None:
     """A worker that was killed after the last token is missed by the next request only."""
-    speak(session, PROMPT, 3)
+    timed_answer(session, PROMPT, 3)
     everybody(session)
 
 
@@ -172,7 +172,7 @@ def test_two_die_at_once_and_the_master_goes_on_alone(home: tuple[Session, list[
         if count == 20:
             laptops[2].signal(signal.SIGKILL)
 
-    assert speak(session, PROMPT, LENGTH, at).tokens == wanted
+    assert timed_answer(session, PROMPT, LENGTH, at).tokens == wanted
     assert names(session) == ("master",)  # others that were silent count as dead, too
 
 
@@ -188,9 +188,9 @@ def test_a_worker_that_comes_back_is_used_from_the_next_request(home: tuple[Sess
             until(lambda: bool(session._cluster.recruits.ready))
 
     with Stillness() as host:
-        assert speak(session, PROMPT, LENGTH, at).tokens == wanted
+        assert timed_answer(session, PROMPT, LENGTH, at).tokens == wanted
         assert host.excuses or names(session) == ("master", "b", "c")
-        assert speak(session, PROMPT, LENGTH).tokens == wanted
+        assert timed_answer(session, PROMPT, LENGTH).tokens == wanted
     assert host.excuses or names(session) == ("master", "a", "b", "c")
 
 
@@ -210,7 +210,7 @@ def test_a_worker_that_comes_back_is_used_at_once_with_rebalance(tmp_path: Path,
                 epochs.append(session.engine.deployment.epoch)
 
             with Stillness() as host:
-                assert speak(session, PROMPT, LENGTH, at).tokens == wanted
+                assert timed_answer(session, PROMPT, LENGTH, at).tokens == wanted
             assert host.excuses or names(session) == ("master", "a", "b")
             assert host.excuses or len(set(epochs)) == 3
 
@@ -247,10 +247,10 @@ def test_a_lid_that_closes_and_opens_again_costs_a_pause(
         def at(count: int) -> None:
             if count == 12:
                 laptops[0].signal(signal.SIGSTOP)
-                opens = at_random(0, 0, lambda drawn: wake(session, laptops[0]))
+                opens = at_random_moment(0, 0, lambda drawn: wake(session, laptops[0]))
                 stack.enter_context(opens)
 
-        assert speak(session, PROMPT, LENGTH, at).tokens == wanted
+        assert timed_answer(session, PROMPT, LENGTH, at).tokens == wanted
         assert names(session) == ("master", "a")
     said = capfd.readouterr().err
     assert "does not fit. Waiting 60 s for workers to come back; no tokens are lost" in said
@@ -274,7 +274,7 @@ def test_patience_ends(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPat
                 laptops[0].signal(signal.SIGKILL)
 
         with pytest.raises(NodeError, match=r"no worker came back within 0\.5 s; .*does not fit"):
-            speak(session, PROMPT, LENGTH, at)
+            timed_answer(session, PROMPT, LENGTH, at)
         assert len(made) == 12
 
 
@@ -298,7 +298,7 @@ def test_master_killed(tmp_path: Path) -> None:
             until(lambda: all(free(net, one.address) for one in laptops))
             freed = time.monotonic() - at
             with Session(RunOptions(model, workers=workers, cache=tmp_path / "m", context=64)) as session:
-                assert len(speak(session, PROMPT, 1).tokens) == 1
+                assert len(timed_answer(session, PROMPT, 1).tokens) == 1
                 took = time.monotonic() - at
                 ready = [worker.ready for worker in session._cluster.workers]
                 assert [one.fetched_bytes for one in ready if one] == [0, 0]
@@ -324,14 +324,14 @@ def test_a_dismissed_worker_is_idle_and_free(tmp_path: Path) -> None:
             assert laptops[1].memory > idle + 2 * KEPT
             session._cluster.dismiss(session._cluster.workers[1:])
             session.deploy([1.0, 1.0])
-            assert len(speak(session, PROMPT, 3).tokens) == 3
+            assert len(timed_answer(session, PROMPT, 3).tokens) == 3
             assert names(session) == ("master", "a")
             until(lambda: laptops[1].memory < idle + KEPT)
             assert session._cluster.recruits.called == []  # it is not called again by itself
             other = RunOptions(model, workers=workers[1:], cache=tmp_path / "m", context=64)
             with Session(other) as another:
-                assert len(speak(another, PROMPT, 1).tokens) == 1
-            assert len(speak(session, PROMPT, 3).tokens) == 3
+                assert len(timed_answer(another, PROMPT, 1).tokens) == 1
+            assert len(timed_answer(session, PROMPT, 3).tokens) == 3
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from testbed.launch import Testbed
 from tests.support.figures import assert_figures
 from tests.support.models import TinyModel, make_model
 from tests.support.stillness import Stillness
-from tests.support.testbed_helpers import Overheard, needs_root, wheel
+from tests.support.testbed_helpers import StderrLog, needs_root, wheel
 from tpi.topology.topology import Host, HostLink, Topology, star
 
 pytestmark = [needs_root, pytest.mark.waits, pytest.mark.timeout(400)]
@@ -29,7 +29,7 @@ _TRIES = 3  # where the host is seen to stand still meanwhile
 
 
 @contextmanager
-def workers(bed: Testbed, root: Path) -> Iterator[tuple[str, dict[str, Overheard]]]:
+def workers(bed: Testbed, root: Path) -> Iterator[tuple[str, dict[str, StderrLog]]]:
     """Workers on b and c: their addresses, and what each says."""
 
     def start(device: str) -> "subprocess.Popen[bytes]":
@@ -38,10 +38,10 @@ def workers(bed: Testbed, root: Path) -> Iterator[tuple[str, dict[str, Overheard
         return bed.popen(device, command, env=os.environ | {"TPI_CACHE": str(root / device)}, **pipes)
 
     with ExitStack() as stack:
-        heard = dict[str, Overheard]()
+        heard = dict[str, StderrLog]()
         for device in ("b", "c"):
             process = stack.enter_context(start(device))
-            heard[device] = stack.enter_context(Overheard(process))
+            heard[device] = stack.enter_context(StderrLog(process))
             stack.enter_context(killed(process))
             assert process.stdout
             assert b"listens on" in process.stdout.readline()
@@ -84,7 +84,7 @@ def struck(root: Path, model: str, cut: tuple[str, str], sums: Sequence[str]) ->
     bed_of_three = Testbed.start(wheel(3, 1e9, 0.002), "tun", root=root / "bed")
     with bed_of_three as bed, workers(bed, root) as (addresses, by):
         wanted, _ = run(bed, root, model, addresses, 200, sums).communicate(timeout=90)
-        with run(bed, root, model, addresses, 200, sums) as process, Overheard(process) as heard:
+        with run(bed, root, model, addresses, 200, sums) as process, StderrLog(process) as heard:
             assert process.stdout
             first, begun = process.stdout.read(1), time.monotonic()
             drop = ["ip", "route", "add", "blackhole", f"{bed.address(cut[1])}/32"]

@@ -14,7 +14,7 @@ from master.generation.speculation.pace import Gain, Pace
 from master.options import RunOptions
 from master.session import Session
 from master.workers.remote import RemoteWorker
-from tests.support.house import Laptop, house, speak
+from tests.support.house import Laptop, house, timed_answer
 from tests.support.models import make_model
 from tpi.errors import NodeError, UsageError
 from tpi.net.messages import NodeOptions
@@ -59,8 +59,10 @@ def test_a_node_lost_in_any_stage_costs_no_token(
     with staged(tmp_path, model, layout) as (session, laptops):
         said = list[str]()
         monkeypatch.setattr(deploy, "warn", said.append)
-        wanted = speak(session, PROMPT, LENGTH).tokens
-        spoken = speak(session, PROMPT, LENGTH, lambda count: laptops[victim].signal(kind) if count == 9 else None)
+        wanted = timed_answer(session, PROMPT, LENGTH).tokens
+        spoken = timed_answer(
+            session, PROMPT, LENGTH, lambda count: laptops[victim].signal(kind) if count == 9 else None
+        )
         assert spoken.tokens == wanted
         assert session.names == ("master", *sorted({"a", "b", "c"} - {victim}))
         assert any(f"names the node '{victim}'" in sentence for sentence in said)
@@ -75,17 +77,17 @@ def test_a_node_lost_while_a_model_drafts_costs_no_token(
     monkeypatch.setattr(Gain, "off", property(lambda gain: False))
     with staged(tmp_path, model, LAYOUT, draft=model) as (session, laptops):
         session.engine.drafts = False
-        wanted = speak(session, PROMPT, LENGTH).tokens
+        wanted = timed_answer(session, PROMPT, LENGTH).tokens
         session.engine.drafts = True
         drafted = session.engine.speculation.drafted
-        spoken = speak(
+        spoken = timed_answer(
             session, PROMPT, LENGTH, lambda count: laptops["b"].signal(signal.SIGKILL) if count == 9 else None
         )
         assert spoken.tokens == wanted
         assert session.names == ("master", "a", "c")
         before = drafted["model"]
         assert before > 0
-        assert speak(session, PROMPT, LENGTH).tokens == wanted
+        assert timed_answer(session, PROMPT, LENGTH).tokens == wanted
         assert drafted["model"] > before
 
 
@@ -107,9 +109,11 @@ def test_the_node_that_hangs_is_left_out_not_the_one_that_waits_for_it(
             return part(error)
 
         monkeypatch.setattr(session._cluster, "part", noted)
-        wanted = speak(session, PROMPT, LENGTH).tokens
+        wanted = timed_answer(session, PROMPT, LENGTH).tokens
         stop = laptops["a"].cache / "hang"
-        assert speak(session, PROMPT, LENGTH, lambda count: stop.touch() if count == 9 else None).tokens == wanted
+        assert (
+            timed_answer(session, PROMPT, LENGTH, lambda count: stop.touch() if count == 9 else None).tokens == wanted
+        )
         assert gone == ["a"]
 
 
@@ -121,12 +125,12 @@ def test_a_layout_with_an_unknown_node_is_refused(tmp_path: Path, model: str) ->
 
 def test_nodes_outside_the_layout_hold_nothing_and_answers_are_the_same(tmp_path: Path, model: str) -> None:
     with staged(tmp_path, model, "0-2:a,3-5:c") as (session, _):
-        wanted = speak(session, PROMPT, LENGTH).tokens
+        wanted = timed_answer(session, PROMPT, LENGTH).tokens
         layers = [report.layers for report in session.report()]
         assert layers == [[], [[0, 3]], [], [[3, 6]]]
         assert session._cluster.workers[1].ready.weight_bytes == 0  # type: ignore[union-attr]
     with Session(RunOptions(model, workers=(), cache=tmp_path / "master")) as alone:
-        assert speak(alone, PROMPT, LENGTH).tokens == wanted
+        assert timed_answer(alone, PROMPT, LENGTH).tokens == wanted
 
 
 def test_layers_that_share_keys_stay_together_after_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,9 +139,11 @@ def test_layers_that_share_keys_stay_together_after_a_loss(tmp_path: Path, monke
     with staged(tmp_path, str(tmp_path / "model"), "0:a,1-5:master+b") as (session, laptops):
         said = list[str]()
         monkeypatch.setattr(deploy, "warn", said.append)
-        wanted = speak(session, PROMPT, LENGTH).tokens
+        wanted = timed_answer(session, PROMPT, LENGTH).tokens
         kill = laptops["a"].signal
-        assert speak(session, PROMPT, LENGTH, lambda n: kill(signal.SIGKILL) if n == 9 else None).tokens == wanted
+        assert (
+            timed_answer(session, PROMPT, LENGTH, lambda n: kill(signal.SIGKILL) if n == 9 else None).tokens == wanted
+        )
         assert any("going on with 2 of 2 stages" in sentence for sentence in said)
         cuts = session.pack.config.stage_cuts
         assert all(stage.layers.first in cuts for stage in session.engine.deployment.stages)

@@ -12,7 +12,7 @@ from master.generation.thread import EngineRequest, Ticket
 from master.options import RunOptions
 from master.session import Session
 from master.vocabulary.sampler import Sampler
-from tests.support.house import GREEDY, amid, house, speak, until
+from tests.support.house import GREEDY, during_step, house, timed_answer, until
 from tests.support.models import TinyModel
 from tpi.errors import TpiError
 
@@ -48,12 +48,16 @@ def test_eight_streams_lose_no_token_when_workers_are_killed(
         addresses = tuple(one.address for one in laptops)
         options = RunOptions(model, workers=addresses, cache=tmp_path / "m", stages=stages)
         with Session(options) as session:
-            wanted = [speak(session, prompt, LENGTH).tokens for prompt in PROMPTS]
+            wanted = [timed_answer(session, prompt, LENGTH).tokens for prompt in PROMPTS]
             with session.answering() as engine:
                 for seed in range(3):
                     victim = laptops[seed]
                     streams = list[Stream]()
-                    with amid(seed, STREAMS * LENGTH, lambda _, victim=victim: victim.signal(signal.SIGKILL)) as at:  # type: ignore[misc]
+                    with during_step(
+                        seed,
+                        STREAMS * LENGTH,
+                        lambda _, victim=victim: victim.signal(signal.SIGKILL),  # type: ignore[misc]
+                    ) as at:
 
                         def one_more(streams: list[Stream] = streams, at: Callable[[int], None] = at) -> None:
                             at(sum(len(stream.tokens) for stream in streams))

@@ -9,7 +9,7 @@ import pytest
 from master.options import RunOptions
 from master.session import Session
 from tests.support.commands import listening_worker, run_json
-from tests.support.house import house, speak
+from tests.support.house import house, timed_answer
 from tests.support.models import TinyModel
 from tests.support.stillness import Stillness
 from tpi.net.messages import Assign
@@ -56,7 +56,9 @@ def test_removing_one_worker_of_four_sends_only_what_is_missing(
             session.deploy([1, 1, 1, 1, 1])
             assert session.figures.fields()["weights_sent_bytes"] == 0  # a second run of the model sends none
             with Stillness() as host:
-                speak(session, [5, 6, 7], 8, lambda count: laptops[1].signal(signal.SIGKILL) if count == 3 else None)
+                timed_answer(
+                    session, [5, 6, 7], 8, lambda count: laptops[1].signal(signal.SIGKILL) if count == 3 else None
+                )
             if host.excuses and session.names != ("master", "a", "c", "d"):
                 pytest.skip(f"the host stood still for {host.longest:.1f} s: somebody else was silent, too")
             assert session.names == ("master", "a", "c", "d")

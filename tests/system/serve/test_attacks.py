@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.attack import Target, target, unnoticed
+from tests.support.attack import Target, assert_unnoticed, target
 from tests.support.house import until
 from tests.support.models import TinyModel
 from tests.support.serving import said
@@ -46,7 +46,7 @@ def test_settings_at_the_edge_of_their_ranges(served: Target) -> None:
                 assert "model" not in answer.text or answer.status_code == 200, "it is not the model's fault"
                 assert '"error"' not in answer.text or not stream or answer.status_code == 400, answer.text
 
-    unnoticed(served, attack)
+    assert_unnoticed(served, attack)
 
 
 GREEDY: dict[str, Any] = {"ignore_eos": True, "max_tokens": 4000}
@@ -67,7 +67,7 @@ def test_one_client_does_not_starve_another(kind: str, served: Target) -> None:
             statuses = list(pool.map(lambda one: target.post(*one).status_code, STARVING[kind]))
         assert set(statuses) <= {200, 400, 429}, statuses
 
-    unnoticed(served, attack)
+    assert_unnoticed(served, attack)
 
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -108,7 +108,7 @@ def test_silent_connections_shut_no_client_out(half: str, served: Target, descri
                 assert fresh.post(CHAT, json=said()).status_code == 200
 
     before = served.descriptors
-    unnoticed(served, attack, wait=10.0)  # as new connections come after thousands of others
+    assert_unnoticed(served, attack, wait=10.0)  # as new connections come after thousands of others
     until(lambda: served.descriptors <= before + 3)
 
 
@@ -133,7 +133,7 @@ def test_strange_requests_are_answered_or_closed(kind: str, served: Target) -> N
                 got = b"".join(iter(lambda: one.recv(65536), b""))  # noqa: B023 - called at once
                 assert b"HTTP/1.1 5" not in got, got[:500]
 
-    unnoticed(served, attack)
+    assert_unnoticed(served, attack)
 
 
 def test_readers_that_stop_are_no_burden(served: Target) -> None:
@@ -144,7 +144,7 @@ def test_readers_that_stop_are_no_burden(served: Target) -> None:
             for _ in range(60):
                 held(target, stack, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
 
-    unnoticed(served, attack)
+    assert_unnoticed(served, attack)
 
 
 MIXED: list[tuple[str, str, dict[str, Any] | None]] = [
@@ -254,7 +254,7 @@ def test_bodies_that_cost_much_more_than_they_are_long(kind: str, served: Target
         assert {answer.status_code for answer in answers} <= {200, 400, 413}, [answer.text for answer in answers]
 
     before = served.memory
-    unnoticed(served, attack)
+    assert_unnoticed(served, attack)
     assert served.memory - before < MOST_GROWTH
 
 
@@ -275,4 +275,6 @@ def test_a_template_outlasts_nothing(tiny_model: Callable[[str], TinyModel], tmp
 
     (tmp_path / "log").mkdir()
     with target(tmp_path / "log", model) as served:
-        unnoticed(served, attack, wait=60.0)  # prompts are read in turn: another's waits for one rendering at most
+        assert_unnoticed(
+            served, attack, wait=60.0
+        )  # prompts are read in turn: another's waits for one rendering at most

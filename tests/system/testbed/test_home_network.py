@@ -14,7 +14,7 @@ from testbed import state
 from tests.support.figures import assert_figures
 from tests.support.models import TinyModel
 from tests.support.stillness import Stillness
-from tests.support.testbed_helpers import TPI, Overheard, needs_root, traces
+from tests.support.testbed_helpers import TPI, StderrLog, needs_root, traces
 
 pytestmark = pytest.mark.waits
 
@@ -59,7 +59,7 @@ def cut_off(directory: Path, cache: Path, wanted: bytes) -> tuple[float, str]:
 
     The answer is what it would have been.
     """
-    with start(directory, cache, tokens=240) as run, Overheard(run) as heard:
+    with start(directory, cache, tokens=240) as run, StderrLog(run) as heard:
         assert run.stdout is not None
         name = run.stdout.readline().decode().strip()
         first, begun = run.stdout.read(1), time.monotonic()  # the answer has begun

@@ -36,16 +36,16 @@ def test_a_later_worker_is_used_if_that_is_faster(large_model: Path, tmp_path: P
     with home(tmp_path) as (place, bed):
         place.begin(large_model)
         assert place.answer() == ["master"]
-        place.joins("b")
+        place.start_worker("b")
         until(lambda: place.answer() == ["master", "b"], LONG_S)
         apply_fault(bed.folder, "slow", "c", latency=0.1)
-        place.joins("c")
+        place.start_worker("c")
         until(lambda: place.answer() == ["master", "b"] and "c is not used" in place.said, LONG_S)
         apply_fault(bed.folder, "heal", "c")
         until(lambda: place.answer() == ["master", "b", "c"], LONG_S)
         apply_fault(bed.folder, "kill", "b")
         until(lambda: place.answer() == ["master", "c"], LONG_S)
-        place.joins("b")
+        place.start_worker("b")
         until(lambda: place.answer() == ["master", "b", "c"], LONG_S)  # in its place
     (said,) = (line for line in place.said.splitlines() if "c is not used" in line)
     assert re.search(r": [^ ]+ tok/s expected without it, [^ ]+ with it \([^ ]+ ms and [^ ]+ Mbit/s away\); ", said)
@@ -60,20 +60,20 @@ def test_laptop_sleeps_and_wakes_changes_address(large_model: Path, tmp_path: Pa
 
     def woken(number: int) -> dict[str, float]:
         with home_by_cable(tmp_path / f"try-{number}") as (place, bed):
-            place.joins("b")
+            place.start_worker("b")
             place.begin(large_model, "--own-pace")
             names, tokens, sent = place.ask()
             assert names == ["master", "b"], place.said
             assert sent > 0
             apply_fault(bed.folder, "freeze", "b")
-            place.moves("b", 3)
+            place.change_address("b", 3)
             assert place.ask()[:2] == (["master"], tokens)
             begun = time.monotonic()
             apply_fault(bed.folder, "thaw", "b")
             until(lambda: place.answer() == ["master", "b"], LONG_S)
             seconds = time.monotonic() - begun
             assert place.ask() == (["master", "b"], tokens, 0)
-            assert "Traceback" not in place.said + place.said_by("b")
+            assert "Traceback" not in place.said + place.output_of("b")
         return {"joined again": seconds}
 
     assert_figures("laptop sleeps and wakes, changes address", {"joined again": 10.0}, woken)

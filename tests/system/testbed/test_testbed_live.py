@@ -18,7 +18,17 @@ from testbed.control import ask
 from testbed.faults import apply_fault
 from testbed.launch import Testbed, remove_dead_testbeds, take_down
 from testbed.network.namespaces import CONGESTION
-from tests.support.testbed_helpers import echo_on, needs_root, pair, started, traces, trips, until, verified, wheel
+from tests.support.testbed_helpers import (
+    echo_on,
+    needs_root,
+    pair,
+    round_trip_ms,
+    started,
+    traces,
+    until,
+    verified,
+    wheel,
+)
 from tpi.errors import TestbedError, UsageError
 from tpi.topology.topology import Host, HostLink, Topology
 
@@ -54,7 +64,7 @@ def test_round_trips_take_the_links_latency(tmp_path: Path, latency: float) -> N
         looks = zip(*(round_trips(bed) for _ in range(7)), strict=True)
         assert [median(pair) for pair in looks] == pytest.approx([2 * latency] * 3, abs=0.3e-3)
         with echo_on(bed, "b"):
-            times = trips(bed, "a", "b", 100, 64)
+            times = round_trip_ms(bed, "a", "b", 100, 64)
         # `verified` has judged the typical one; two programs beside it are woken as late as the machine is busy
         assert 2 * latency * 1e3 - 0.2 <= times[0] <= 2 * latency * 1e3 + 1.0
 
@@ -69,7 +79,7 @@ def round_trips(bed: Testbed) -> list[float]:
 def test_tcp_reaches_the_links_bandwidth_and_no_more(tmp_path: Path) -> None:
     size = 4_000_000
     with start(pair(100e6, 0.001), tmp_path) as bed, echo_on(bed, "b"):
-        quickest = trips(bed, "a", "b", 2, size)[0]
+        quickest = round_trip_ms(bed, "a", "b", 2, size)[0]
     one_way = size * 8 / 100e6 * 1e3
     assert one_way < quickest < 2 * one_way * 1.25  # the echo overlaps sending and answering
 
@@ -107,7 +117,7 @@ def replace_links(topology: Topology, links: tuple[HostLink, ...]) -> Topology:
 def test_the_link_process_reports_its_work(tmp_path: Path) -> None:
     with start(pair(), tmp_path) as bed, echo_on(bed, "b"):
         bed.ask("reset")
-        trips(bed, "a", "b", 50, 1000)
+        round_trip_ms(bed, "a", "b", 50, 1000)
         report = bed.ask("report")
     assert report["packets"] >= 100
     assert report["bytes"] >= 2 * 50 * 1000
@@ -133,9 +143,9 @@ def test_cut_and_heal_slow_and_freeze(tmp_path: Path) -> None:
             apply_fault(bed.folder, mend, "b")
             see("beat")
         apply_fault(bed.folder, "slow", "b", latency=0.1)
-        assert median(trips(bed, "a", "b", 3, 10)) > 200
+        assert median(round_trip_ms(bed, "a", "b", 3, 10)) > 200
         apply_fault(bed.folder, "heal", "b")
-        assert trips(bed, "a", "b", 3, 10)[0] < 100
+        assert round_trip_ms(bed, "a", "b", 3, 10)[0] < 100
         apply_fault(bed.folder, "kill", "b")
         assert echo.wait(10) == -signal.SIGKILL
 
@@ -155,8 +165,8 @@ def test_a_fault_that_makes_no_sense_is_one_sentence(tmp_path: Path) -> None:
 def test_parallel_testbeds_keep_apart(tmp_path: Path) -> None:
     with start(pair(latency=0.001), tmp_path) as one, start(pair(latency=0.02), tmp_path) as other:
         with echo_on(one, "b") as left, echo_on(other, "b") as killed:
-            assert trips(one, "a", "b", 5, 10)[0] < 20
-            assert trips(other, "a", "b", 5, 10)[0] > 40
+            assert round_trip_ms(one, "a", "b", 5, 10)[0] < 20
+            assert round_trip_ms(other, "a", "b", 5, 10)[0] > 40
             apply_fault(other.folder, "kill", "b")
             assert killed.wait(10) == -signal.SIGKILL
             assert left.poll() is None

@@ -25,7 +25,7 @@ from master.text.replay import Replay
 from master.text.tokenizer import Message, Tokenizer
 from tests.support import call_examples
 from tests.support.call_examples import EXAMPLES
-from tests.support.call_templates import CONTROLS, TEMPLATES, family, spoken
+from tests.support.call_templates import CONTROLS, TEMPLATES, family, model_output
 from tests.support.models import SPECIAL, VOCAB, write_tokenizer
 
 SCHEMA: dict[str, Any] = {
@@ -70,7 +70,7 @@ def learnt(name: str) -> tuple[str, Callable[[ToolCall], str]]:
     traits = family(template)[1]
 
     def write(call: ToolCall) -> str:
-        said = spoken(traits, [(call.name, dict(json.loads(call.arguments)))], "").strip()
+        said = model_output(traits, [(call.name, dict(json.loads(call.arguments)))], "").strip()
         return re.sub(r', "id": "\w+"|(?<=\[)\s+(?={)|(?<=})\s+(?=\])', "", said)
 
     return template + "{{ tools }}", write

@@ -13,7 +13,7 @@ from master.api.tools.reasoning import ReasoningParser
 from master.api.tools.typed import typed
 from tests.support import call_examples
 from tests.support.call_examples import EXAMPLES
-from tests.support.call_templates import TEMPLATES, family, spoken
+from tests.support.call_templates import TEMPLATES, family, model_output
 
 SCHEMA = {
     "type": "object",
@@ -44,7 +44,7 @@ def parsed(
 def test_calls_are_read_as_the_template_writes_them(name: str) -> None:
     learnt, traits = family(TEMPLATES[name])
     assert learnt.marks
-    text = spoken(traits, CALLS)
+    text = model_output(traits, CALLS)
     expected = (CALLS, "I look.")
     assert parsed(learnt, [text]) == expected
     assert parsed(learnt, list(text)) == expected
@@ -65,12 +65,12 @@ def test_published_calls_cut_at_every_place(name: str) -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_cut_off_calls_and_unknown_tools_are_text(name: str) -> None:
     learnt, traits = family(TEMPLATES[name])
-    text = spoken(traits, [("other_tool", {"city": "Rome"})])
+    text = model_output(traits, [("other_tool", {"city": "Rome"})])
     for pieces in ([text], list(text)):
         calls, said = parsed(learnt, pieces)
         assert calls == []
         assert "".join(said.split()) == "".join(text.split())
-    whole = spoken(traits, CALLS[:1])
+    whole = model_output(traits, CALLS[:1])
     calls, said = parsed(learnt, list(whole[: whole.index("Rome") + 4]))
     assert calls == []
     assert said == whole[: whole.index("Rome") + 4]
@@ -87,7 +87,7 @@ def test_calls_without_the_first_tag_are_read() -> None:
 def test_a_value_may_contain_its_own_end() -> None:
     learnt, traits = family(TEMPLATES["Qwen3-Coder"])
     given = {"city": "a\n</parameter>\nb"}
-    assert parsed(learnt, list(spoken(traits, [("get_weather", given)])))[0] == [("get_weather", given)]
+    assert parsed(learnt, list(model_output(traits, [("get_weather", given)])))[0] == [("get_weather", given)]
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from master.chat.conversation import Conversation, Turn
 from master.chat.remote import ServerChatBackend
 from master.generation.answer import Answer
 from master.vocabulary.sampler import Sampling
-from tests.support.chat import ShownScreen, Thinker
+from tests.support.chat import ScriptedServer, ShownScreen
 from tpi.errors import UsageError
 
 
-def talk_with(server: Thinker, *turns: Turn) -> ServerChatBackend:
+def talk_with(server: ScriptedServer, *turns: Turn) -> ServerChatBackend:
     return ServerChatBackend(server, Sampling(), 8, Conversation(None, list(turns)), ShownScreen())
 
 
@@ -19,7 +19,7 @@ def go_on(talk: ServerChatBackend) -> Answer:
 
 
 def test_the_server_gets_what_there_is_of_the_answer() -> None:
-    server = Thinker({"content": " and two"}, {"content": "."})
+    server = ScriptedServer({"content": " and two"}, {"content": "."})
     talk = talk_with(server, Turn("a", "b", ended=True), Turn("Count", "One"))
     assert go_on(talk).text == "One and two."
     assert talk.conversation.turns == [Turn("a", "b"), Turn("Count", "One and two.")]
@@ -33,7 +33,7 @@ def test_the_server_gets_what_there_is_of_the_answer() -> None:
 
 
 def test_thoughts_that_were_cut_are_not_continued_by_a_server() -> None:
-    talk = talk_with(Thinker({"reasoning_content": "Hm"}, reason="length"))
+    talk = talk_with(ScriptedServer({"reasoning_content": "Hm"}, reason="length"))
     talk.reply("Hello", lambda: False, lambda _: None)
     with pytest.raises(UsageError, match="cut during its reasoning"):
         go_on(talk)
@@ -41,7 +41,7 @@ def test_thoughts_that_were_cut_are_not_continued_by_a_server() -> None:
 
 
 def test_an_answer_stopped_before_it_began_begins_again() -> None:
-    server = Thinker({"content": "One"})
+    server = ScriptedServer({"content": "One"})
     talk = talk_with(server, Turn("a", "b", ended=True))
     talk.reply("Count", lambda: True, lambda _: None)
     assert talk.conversation.turns == [Turn("a", "b")]
@@ -51,7 +51,7 @@ def test_an_answer_stopped_before_it_began_begins_again() -> None:
 
 
 def test_a_cut_answer_stays_where_the_server_is_lost() -> None:
-    class Lost(Thinker):
+    class Lost(ScriptedServer):
         def events(self, *_: object) -> None:  # type: ignore[override]
             raise UsageError("refused")
 

@@ -16,7 +16,7 @@ from master.chat.conversation import Conversation, Turn
 from master.chat.loop import Chat
 from master.chat.remote import ServerChatBackend
 from master.vocabulary.sampler import Sampling
-from tests.support.chat import MODELS, ShownScreen, Thinker, reply, server, talk_to
+from tests.support.chat import MODELS, ScriptedServer, ShownScreen, conversation_with, reply, server
 from tpi.errors import NodeError, NodeLost
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
@@ -70,7 +70,7 @@ def test_what_takes_a_connection_and_says_nothing_is_no_server(monkeypatch: pyte
 def test_an_answer_that_breaks_off_can_be_continued(end: bytes) -> None:
     screen = ShownScreen()
     with server(MODELS, PIECE + end) as url:
-        talk = talk_to(url)
+        talk = conversation_with(url)
         talk.screen = screen
         with pytest.raises((NodeLost, NodeError)):
             reply(talk)
@@ -83,7 +83,7 @@ def test_an_answer_that_breaks_off_can_be_continued(end: bytes) -> None:
 )
 def test_an_answer_is_over_where_the_server_says_so(end: bytes) -> None:
     with server(MODELS, PIECE + end) as url:
-        assert reply(talk_to(url)) == "Once"
+        assert reply(conversation_with(url)) == "Once"
 
 
 def test_a_server_that_is_lost_ends_no_chat_at_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ def test_a_server_that_is_lost_ends_no_chat_at_a_terminal(tmp_path: Path, capsys
             return line
 
     with server(MODELS, PIECE + b"data: [DONE]\n\n") as url:
-        talk = talk_to(url)
+        talk = conversation_with(url)
         reply(talk)
     Chat(talk, Lines(), True, tmp_path / "lost.json").run()
     said = capsys.readouterr().err
@@ -115,7 +115,7 @@ def test_an_error_of_the_reader_is_raised_where_it_is_awaited() -> None:
 
 def test_context_use_is_that_of_the_turns_that_are_kept() -> None:
     looks = count()
-    server = Thinker({"content": "Two"}, {"content": "."})
+    server = ScriptedServer({"content": "Two"}, {"content": "."})
     conversation = Conversation(None, [Turn("a", "b", used=90), Turn("c", "d", used=95)])
     talk = ServerChatBackend(server, Sampling(), 8, conversation, ShownScreen())
     talk.context = 100

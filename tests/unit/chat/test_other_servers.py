@@ -9,7 +9,7 @@ import pytest
 from master.chat.client import ChatServer
 from master.chat.command import chat
 from master.chat.loop import say_welcome
-from tests.support.chat import MODELS, reply, server, talk_to
+from tests.support.chat import MODELS, conversation_with, reply, server
 from tpi.errors import NodeError, NodeLost, UsageError
 
 EVIL = "\x1b]0;mine\x07"
@@ -36,7 +36,7 @@ def test_what_is_said_of_a_server_has_no_password() -> None:
 )
 def test_what_has_no_models_is_no_such_server(models: bytes) -> None:
     with server(models) as url, pytest.raises(NodeError, match="does not answer like an OpenAI server; check --url"):
-        talk_to(url)
+        conversation_with(url)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_what_has_no_models_is_no_such_server(models: bytes) -> None:
 )  # fmt: skip
 def test_a_stream_of_nonsense_is_no_such_server(chunk: str) -> None:
     with server(MODELS, f"data: {chunk}\n\n".encode()) as url:
-        talk = talk_to(url)
+        talk = conversation_with(url)
         with pytest.raises(NodeError, match="does not answer like an OpenAI server"):
             reply(talk)
     assert not talk.conversation.turns
@@ -59,12 +59,12 @@ def test_terminal_codes_in_a_servers_texts_are_not_obeyed(
 ) -> None:
     error = json.dumps({"error": {"message": f"no{EVIL}"}}).encode()
     with server(json.dumps({"data": [{"id": f"cat{EVIL}"}]}).encode(), error, status=400) as url:
-        talk = talk_to(url)
+        talk = conversation_with(url)
         say_welcome(talk.model, ("home",), "a server", talk.context)
         with pytest.raises(UsageError) as refused:
             reply(talk)
     with server(MODELS, b"data: " + error) as url, pytest.raises(NodeError) as failed:
-        reply(talk_to(url))
+        reply(conversation_with(url))
     shown = capsys.readouterr().err + str(refused.value) + str(failed.value)
     assert shown.count("?]0;mine?") == 3
     assert "\x1b" not in shown

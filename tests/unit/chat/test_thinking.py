@@ -9,7 +9,7 @@ from master.chat.talk import said_in
 from master.generation.answer import Answer
 from master.text.channels import ShownChannels
 from master.vocabulary.sampler import Sampling
-from tests.support.chat import ShownScreen, Thinker
+from tests.support.chat import ScriptedServer, ShownScreen
 
 THOUGHT = "<think>\nOne and one\n</think>\n\n"
 
@@ -27,7 +27,7 @@ def reply(talk: ServerChatBackend, after: int = 1 << 30) -> Answer:
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_thinking_is_shown_as_it_comes_and_not_sent_back(name: str) -> None:
-    server = Thinker({name: "One"}, {name: " and one"}, {"content": "Two", name: ""}, {"content": "."})
+    server = ScriptedServer({name: "One"}, {name: " and one"}, {"content": "Two", name: ""}, {"content": "."})
     talk, screen = talk_to(server)
     result = reply(talk)
     assert screen.shown == ["<think>\nOne", " and one", "\n</think>\n\nTwo", ".", "", "\n"]
@@ -43,14 +43,14 @@ def test_it_looks_as_it_does_where_the_model_runs_here() -> None:
         "<|channel|>analysis<|message|>One and one<|end|><|start|>assistant<|channel|>final<|message|>"
     )
     here += channels.push("Two.<|return|>") + channels.flush()
-    talk, screen = talk_to(Thinker({"reasoning_content": "One and one"}, {"content": "Two."}))
+    talk, screen = talk_to(ScriptedServer({"reasoning_content": "One and one"}, {"content": "Two."}))
     reply(talk)
     assert "".join(screen.shown) == here + "\n"
 
 
 @pytest.mark.parametrize(("after", "reason"), [(1, "interrupted"), (1 << 30, "length")])
 def test_an_answer_that_ends_while_thinking_leaves_no_turn(after: int, reason: str) -> None:
-    server = Thinker({"reasoning_content": "One and one"}, {"reasoning_content": ""}, reason="length")
+    server = ScriptedServer({"reasoning_content": "One and one"}, {"reasoning_content": ""}, reason="length")
     talk, screen = talk_to(server, Turn("a", "b"))
     result = reply(talk, after)
     assert "".join(screen.shown) == THOUGHT + "\n"
@@ -62,6 +62,6 @@ def test_an_answer_that_ends_while_thinking_leaves_no_turn(after: int, reason: s
 
 @pytest.mark.parametrize("content", ["", "\n"])
 def test_an_answer_that_says_nothing_is_no_turn(content: str) -> None:
-    talk, _ = talk_to(Thinker({"content": content}))
+    talk, _ = talk_to(ScriptedServer({"content": content}))
     reply(talk)
     assert not talk.conversation.turns

@@ -16,7 +16,7 @@ from scheduler.demand.sources import DiskUnits
 from scheduler.slots.workers import Readers
 from scheduler.transfer.queue import TransferQueue
 from scheduler.transfer.workers import QueueWorkers
-from tests.support.devices.apart import Apart
+from tests.support.devices.apart import SeparateCalls
 from tests.support.devices.demanded import ShuffledDisk, content, files_of, right
 from tests.support.kernels.kernel_cases import native
 from tpi.devices.base import Pending
@@ -32,7 +32,7 @@ KEYS = [(block, unit) for block in range(BLOCKS) for unit in range(UNITS)]
 class Shared:
     """A cache on a device of drawn timings, and what became of the steps that used it."""
 
-    def __init__(self, device: Apart, queue: TransferQueue, random: Random) -> None:
+    def __init__(self, device: SeparateCalls, queue: TransferQueue, random: Random) -> None:
         self.sizes = {key: random.randint(1, 900) for key in KEYS}
         below = {key: np.frombuffer(content(key, size), np.uint8) for key, size in self.sizes.items()}
         self.source = LinkedExperts(device, below)
@@ -95,7 +95,7 @@ class Shared:
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 40] for at in range(0, len(SEEDS), 40)], ids=str)
 def test_nothing_is_computed_on_a_slot_that_is_half_loaded(seeds: range) -> None:
     for seed in seeds:
-        with Apart(native, seed) as device:
+        with SeparateCalls(native, seed) as device:
             with closing(TransferQueue()) as queue, closing(Shared(device, queue, Random(seed))) as shared:
                 shared.steps()
                 assert all(_outcome(keys, found, shared.sizes) for keys, found in shared.pending)
@@ -113,7 +113,7 @@ def test_a_copy_that_fails_is_named_and_everything_is_given_back(seeds: range) -
     for seed in seeds:
         random = Random(seed)
         wrong = random.randint(1, 12)
-        with Apart(native, seed, wrong.__eq__) as device:
+        with SeparateCalls(native, seed, wrong.__eq__) as device:
             with closing(TransferQueue()) as queue, closing(Shared(device, queue, random)) as shared:
                 shared.steps()
                 assert all(_outcome(keys, found, shared.sizes) for keys, found in shared.pending)

@@ -22,7 +22,7 @@ from master.generation.client import Client
 from master.generation.defaults import SamplingDefaults
 from master.options import sampling_options, take_sampling
 from master.vocabulary.sampler import Sampler, Sampling
-from tests.support.chat import ShownScreen, Thinker
+from tests.support.chat import ScriptedServer, ShownScreen
 from tests.support.models import TinyModel
 from tests.support.weights.gguf_models import byte_level_vocabulary, write_gguf
 from tpi.pack.builder.build import open_source, pack_model
@@ -122,7 +122,7 @@ def test_a_server_fills_in_what_a_request_leaves_out(body: dict[str, Any], tempe
 
 
 def test_a_server_is_sent_what_was_given_alone() -> None:
-    server = Thinker({"content": "One"})
+    server = ScriptedServer({"content": "One"})
     talk = ServerChatBackend(server, typed("--temp", "0"), 8, Conversation(), ShownScreen())
     talk.reply("Hello", lambda: False, lambda _: None)
     assert server.asked["temperature"] == 0

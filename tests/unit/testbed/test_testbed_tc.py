@@ -10,7 +10,7 @@ from testbed.checks.verify import verify
 from testbed.launch import Testbed
 from testbed.network.backends import choose_backend
 from tests.support.paths import DATA
-from tests.support.testbed_helpers import echo_on, needs_root, pair, trips, wheel
+from tests.support.testbed_helpers import echo_on, needs_root, pair, round_trip_ms, wheel
 from tpi.errors import TestbedError
 from tpi.topology.schema import load_topology, parse_topology
 from tpi.topology.topology import Topology
@@ -93,7 +93,9 @@ def test_rates_routes_and_faults_work_without_netem() -> None:
         assert {one.quantity for one in verify(bed)} == {"round trip", "bandwidth"}
         with echo_on(bed, "b"):
             bed.ask("slow", device="b", bandwidth=10e6, latency=0.0)
-            assert trips(bed, "a", "b", 3, 62_500)[1] > 30  # 50 ms at 10 Mbit, less what a bucket lets through at once
+            assert (
+                round_trip_ms(bed, "a", "b", 3, 62_500)[1] > 30
+            )  # 50 ms at 10 Mbit, less what a bucket lets through at once
             bed.ask("cut", device="b")
             bed.ask("heal", device="b")
-            assert trips(bed, "a", "b", 3, 62_500)[0] < 30
+            assert round_trip_ms(bed, "a", "b", 3, 62_500)[0] < 30

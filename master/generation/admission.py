@@ -1,4 +1,4 @@
-"""Admission of requests: which run and which wait.
+"""Admission of requests: the choice of requests that run, while the others wait.
 
 Clients share pages and *places* fairly. A place lets one request run, so there are as many as requests may run at once.
 """
@@ -23,7 +23,7 @@ _MOST_TRIED = 8
 class Admission:
     """The running and the waiting requests of an engine.
 
-    A waiting request is admitted if there are pages for all its tokens so far, or if preempting running requests of
+    A waiting request is admitted if there are pages for all its tokens so far, or if preempting requests of
     clients that hold more makes enough room. When pages run out, the client that holds most gives pages back. A
     preempted request waits in its client's line; its tokens are computed again later.
     """
@@ -49,12 +49,12 @@ class Admission:
         self.running = []
 
     def admit(self, now: float) -> None:
-        """Admit waiting requests, in turn, as long as there is room. `now` is in `perf_counter` seconds."""
+        """Admit waiting requests, in turn, while places and pages are free. `now` is in `perf_counter` seconds."""
         while any(self._admit_one(request, now) for request in self._candidates(now)):
             pass
 
     def make_room(self) -> None:
-        """Preempt requests of the client that holds most, until there are pages for the next tokens of the others."""
+        """Preempt requests of the client that holds most, until the other requests have pages for their next tokens."""
         while len(self.running) > 1:
             if sum(_missing(each.sequence) for each in self.running) <= self._pages.free:
                 return
@@ -70,7 +70,7 @@ class Admission:
     def give_back(self, sequence: Sequence) -> None:
         """Give a sequence's pages back, on the master and on every node.
 
-        Their contents can be found until they are reused.
+        The pages can be found by their contents until they are reused.
         """
         if sequence.announced:
             self.released.append(sequence.id)
@@ -92,7 +92,7 @@ class Admission:
                 return
 
     def _admit_one(self, request: Request, now: float) -> bool:
-        """Admit `request` if there is room or preempting others makes enough; return True if it now runs."""
+        """Admit `request` if it fits, perhaps after preempting others; return True if it now runs."""
         sequence = request.sequence
         sequence.begin(self._pages)
         givers = self._givers(request, now)
@@ -109,7 +109,7 @@ class Admission:
         return True
 
     def _givers(self, request: Request, now: float) -> list[Request] | None:
-        """Return the running requests to preempt for `request`; None if preempting them does not make enough room."""
+        """Return the running requests to preempt for `request`; None if preempting does not free enough."""
         free, left, givers = self._pages.free, list(self.running), list[Request]()
         held, fair = Holdings(self._room, left), self._fair()
         while not self._fits(request, left, free):
@@ -131,7 +131,7 @@ class Admission:
         return len(running) < self._at_once and _missing(request.sequence) + growing <= free
 
     def _fair(self) -> float:
-        """Return the share of all places and pages that each client gets if all of them want it."""
+        """Return each client's fair share of all places and pages, from 0 to 1."""
         return 1 / len(set(self.waiting.sizes) | {each.client.name for each in self.running})
 
     def _preempt(self, request: Request) -> None:
@@ -142,11 +142,11 @@ class Admission:
 
 
 def _missing(sequence: Sequence) -> int:
-    """Return how many pages all its known tokens take beyond those that it has."""
+    """Return the number of further pages for all known tokens of `sequence`."""
     return max(0, pages_for(len(sequence.tokens)) - len(sequence.table))
 
 
 def _grows(request: Request) -> bool:
-    """Return True if its answer may need more pages than its tokens so far. The last token needs no keys and values."""
+    """Return True if the answer may need further pages. The last token needs no keys and values."""
     tokens = len(request.sequence.tokens)
     return pages_for(tokens + request.limit - request.made - 1) > pages_for(tokens)

@@ -19,7 +19,7 @@ from tpi.errors import NodeError, TpiError, UsageError
 
 _CONTINUATION = range(0x80, 0xC0)  # bytes that continue a UTF-8 character
 
-_LOOK_S = 0.05  # between two looks at whether the answer was stopped, where no text comes
+_LOOK_S = 0.05  # seconds between two calls of `stopped` while no text comes
 
 FinishReason = Literal["stop", "length", "interrupted"]
 
@@ -77,21 +77,21 @@ class AnswerText:
         self._stream, self._filter = tokenizer.stream(spelled), StopFilter(limits.stops)
 
     def begins(self, data: bytes) -> int:
-        """Return the character offset at which the text of the next token, `data` in UTF-8, begins.
+        """Return the character offset in the answer at which the next token, `data` in UTF-8, begins.
 
-        If `data` continues a character, that is the offset of that character.
+        If `data` continues a character, return the offset of that character.
         """
         goes_on = data[:1] and data[0] in _CONTINUATION
         return self._decoded + (0 if goes_on else len(self._stream.held))
 
     def resume(self, tokens: SequenceOf[int]) -> str:
-        """Take in the tokens of an earlier part of this answer; return their text. They do not count towards limits."""
+        """Add the tokens of an earlier part of this answer, which do not count towards limits; return their text."""
         decoded = "".join(map(self._stream.push, tokens))
         self._decoded += len(decoded)
         return self._filter.push(decoded)
 
     def push(self, token: int) -> str:
-        """Return the text that `token` completes. Do not call it again once `finish_reason` is set."""
+        """Return the text that `token` completes. Do not call this after `finish_reason` is set."""
         self.made += 1
         if token in self._eos:
             self.finish_reason = "stop"
@@ -107,7 +107,7 @@ class AnswerText:
         return text
 
     def flush(self) -> str:
-        """Return the text that was held back; call it once, at the end of an answer."""
+        """Return the text held back. Call this once, at the end of an answer."""
         return "" if self._filter.stopped else self._filter.push(self._stream.flush()) + self._filter.flush()
 
 
@@ -123,14 +123,14 @@ class _ShownText:
         self._result, self._show = result, show
 
     def resume(self, tokens: SequenceOf[int]) -> None:
-        """Take in an earlier part of this answer that was already shown."""
+        """Add the tokens of an earlier part of this answer, which was already shown."""
         text = self._text.resume(tokens)
         self._result.text = self._channels.push(text) if self._channels else text
 
     def push(self, token: int) -> bool:
         """Show the text of the next token.
 
-        Return True if it ends the answer; `finish_reason` of the result then says why.
+        Return True if the token ends the answer; the result's `finish_reason` is then set.
         """
         piece, ended = self._text.push(token), self._text.finish_reason
         self._emit(piece, last=ended is not None)
@@ -151,7 +151,7 @@ class _ShownText:
 
 
 class _Answering:
-    """Builds an answer from the tokens of one request, on the engine's thread; another thread shows its text."""
+    """Listener that builds an answer on the engine's thread, while another thread shows its text."""
 
     def __init__(
         self, tokenizer: Tokenizer, limits: AnswerLimits, begun: SequenceOf[int], mark: Callable[[], None]
@@ -185,7 +185,7 @@ class _Answering:
         self._pieces.put(None)
 
     def pieces(self) -> Iterator[str]:
-        """Yield the text as it comes, until the end; an empty piece several times a second while none comes."""
+        """Yield the text as it comes, until the end; while no text comes, yield "" several times a second."""
         while True:
             try:
                 piece = self._pieces.get(timeout=_LOOK_S)

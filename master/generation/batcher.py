@@ -1,4 +1,4 @@
-"""The batcher: it chooses which tokens of which sequences the next step runs. (`scheduler/` schedules weights.)"""
+"""The batcher: it chooses the sequences and tokens of the next step. (`scheduler/` schedules weights.)"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
@@ -25,9 +25,9 @@ class Draft(Protocol):
 Drafts = Mapping[int, Draft]
 NO_DRAFTS: Drafts = MappingProxyType({})
 
-_BESIDE = 4  # while answers are decoded, a step has at most 1/4 of a chunk of prompt tokens, so that they wait less
+_BESIDE = 4  # while answers are decoded, a step has at most 1/4 of a chunk of prompt tokens, so that answers wait less
 _LEAST = PAGE_TOKENS
-_ANSWERS = 8  # most answers of one client in a step if others decode too; more rows cost processor time in proportion
+_ANSWERS = 8  # limit of one client's answers in a step if other clients decode, too; each row costs processor time
 _FAR = 1 << 30
 EVEN = 6
 """Position, in multiples of the hidden size, at which a layer's attention costs as much as its weights.
@@ -65,7 +65,7 @@ class Work:
 
     @property
     def known(self) -> int:
-        """Number of its tokens that are not drafted."""
+        """Number of this part's tokens that are not drafted."""
         return self.count - len(self.drafted)
 
     @property
@@ -75,7 +75,7 @@ class Work:
 
     @property
     def tokens(self) -> list[int]:
-        """The ids of its tokens."""
+        """The ids of this part's tokens."""
         if self.guess is not None:
             return [self.guess]
         return [*self.sequence.tokens[self.position : self.position + self.known], *self.drafted]
@@ -91,16 +91,19 @@ class Batcher:
     """
 
     def __init__(self, pages: PagePool, chunk: int, even: int = _FAR) -> None:
-        """Create a batcher. A token at position `even` takes twice as long as one at 0: it attends to all before it."""
+        """Create a batcher.
+
+        A token at position `even` takes twice as long as one at 0, because it attends to all earlier tokens.
+        """
         self.pages = pages
         self.chunk = chunk
         self.even = even
-        self._turn = 0  # steps in which several clients had answers to continue
+        self._turn = 0  # number of steps in which several clients had answers to continue
 
     def pick(self, sequences: SequenceOf[Sequence], drafts: Drafts = NO_DRAFTS) -> list[Work]:
         """Return the next step's work, with pages allocated for it.
 
-        `drafts` are tokens that may follow a sequence, by its id. They take a page only if one is left for each
+        `drafts` are tokens that may follow a sequence, by its id. A draft takes a page only if one is left for each
         sequence's next step.
 
         Raises:
@@ -131,7 +134,7 @@ class Batcher:
                 item.sequence.ahead.append(item.guess)
 
     def commit(self, work: SequenceOf[Work]) -> None:
-        """Record that the step has run on every node: pages that became full can now be found by their contents."""
+        """Record that the step has run on every node: full pages can now be found by their contents."""
         for item in work:
             if not item.counts:
                 continue
@@ -189,12 +192,12 @@ class Batcher:
                 yield each, count
 
     def _up_to_page(self, sequence: Sequence, count: int) -> int:
-        """Return how many of `count` tokens end with a page, so that the state there can be kept; all if none does."""
+        """Return the number of the `count` tokens up to the last page end, where a state can be kept; else `count`."""
         end = (sequence.sent + count) // PAGE_TOKENS * PAGE_TOKENS
         return end - sequence.sent if end > sequence.sent and count < sequence.pending else count
 
     def _ready(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Choose which of the sequences that lack one token run: those that ran longest ago come first."""
+        """Choose the sequences to run among those that lack one token; those that ran longest ago come first."""
         clients = _by_client(sequences)
         if len(clients) < 2:
             return sequences[: self.chunk]
@@ -206,7 +209,7 @@ class Batcher:
         return found
 
     def _in_time(self, sequence: Sequence, count: int) -> int:
-        """Return how many tokens at the sequence's position take as long as `count` tokens at position 0."""
+        """Return the number of tokens at the sequence's position that take as long as `count` at position 0."""
         return max(min(count, _LEAST), count * self.even // (self.even + sequence.sent))
 
     def _work(self, sequence: Sequence, count: int) -> Work:
@@ -219,7 +222,7 @@ class Batcher:
         return Work(sequence, sequence.sent, count, kept, appended, *states, life=sequence.life)
 
     def _choose_state(self, sequence: Sequence, states: StatePool) -> None:
-        """Choose the slot that the step writes: the one that it reads, unless another sequence may read it too."""
+        """Choose the slot that the step writes: the slot that it reads, unless another sequence may read it, too."""
         if sequence.writing is None:
             own = sequence.state is not None and states.writable(sequence.state)
             sequence.writing = sequence.state if own else states.take()

@@ -1,4 +1,4 @@
-"""The sender of a request: the unit by which places, pages and cached prefixes are shared."""
+"""The sender of a request, between which places, pages and cached prefixes are shared."""
 
 from dataclasses import dataclass
 

@@ -52,7 +52,7 @@ class SamplingDefaults:
         return cls(values, tuple(ignored), tuple(ids or ()))
 
     def under(self, sampling: Sampling) -> Sampling:
-        """Return `sampling` with the model's settings in place of those that were not given."""
+        """Return `sampling` with the model's settings in place of those that the user did not give."""
         if not self.values and not self.suppressed:
             return sampling
         return replace(sampling, suppressed=self.suppressed, **self.missing(sampling))  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ class SamplingDefaults:
 
 
 def _usable(setting: str, value: object) -> float | None:
-    """Return the value as `Sampling` takes it, or None if it is invalid. A `top_k` of -1 means all tokens."""
+    """Return the value in the form of `Sampling`, or None if it is invalid. A `top_k` of -1 means all tokens."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     if setting == "top_k":

@@ -25,7 +25,7 @@ from tpi.errors import UsageError
 
 F32 = npt.NDArray[np.float32]
 
-MOST_RUNNING = 64  # requests at once; more of them would only make each slower
+MOST_RUNNING = 64  # limit of requests at once; more would only make each slower
 
 
 class Engine:
@@ -46,12 +46,12 @@ class Engine:
 
     @property
     def context(self) -> int:
-        """The most tokens that a sequence may have."""
+        """The maximum number of tokens of a sequence."""
         return self.deployment.limits.context
 
     @property
     def requests(self) -> list[Request]:
-        """All unfinished requests: first those that run, then those that wait."""
+        """All unfinished requests: the running ones, then the waiting ones."""
         return [*self.admission.running, *self.admission.waiting]
 
     def replace(self, deployment: Deployment) -> None:

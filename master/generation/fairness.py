@@ -1,8 +1,8 @@
 """Fair shares of places and pages: by client, and within a client by HTTP request.
 
-A holding weighs as much as its dominant share: of the pages or of the places, whichever is larger (Ghodsi et al. 2011,
+The weight of a holding is its share of the pages or of the places, whichever is larger (Ghodsi et al. 2011,
 Dominant Resource Fairness). A running request gives way to a waiting one if its client would afterwards still weigh at
-least as much as the waiting one's client. So two clients never preempt each other in turn.
+least as much as the waiting one's client. Therefore two clients never preempt each other in turn.
 """
 
 from collections.abc import Hashable, Iterable
@@ -18,7 +18,7 @@ SLICE_S = 10.0
 
 @dataclass(frozen=True)
 class Room:
-    """The pages that all clients share, and the places: how many requests may run at once."""
+    """The number of pages that all clients share, and of places: requests that may run at once."""
 
     pages: int
     places: int
@@ -38,7 +38,7 @@ class Holdings:
             self._count(request, 1)
 
     def weight(self, key: Hashable) -> float:
-        """Return the dominant share of a client's name, or of one `Client`."""
+        """Return the dominant share, from 0 to 1, of `key`: a client's name, or one `Client`."""
         return self._room.weight(*self._held.get(key, (0, 0)))
 
     def remove(self, request: Request) -> None:
@@ -55,12 +55,12 @@ class Holdings:
         return self.weight(request.client.name) <= fair and self.weight(request.client) <= part
 
     def heaviest(self, running: SequenceOf[Request]) -> list[Request]:
-        """Return running requests in the order in which they give way: the heaviest client's latest request first."""
+        """Return the running requests in the order of preemption: the heaviest client's latest request first."""
         order = sorted(enumerate(running), key=lambda pair: (*self._weights(pair[1]), pair[0]), reverse=True)
         return [request for _, request in order]
 
     def gives_way(self, runs: Request, waits: Request, fair: float, now: float) -> bool:
-        """Return True if `runs` is to make room for `waits`. `fair` is a client's fair share, `now` in seconds."""
+        """Return True if `runs` should be preempted for `waits`. `fair` is a client's fair share, `now` in seconds."""
         if runs.client is waits.client:
             return False
         if runs.client.name == waits.client.name:

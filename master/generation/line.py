@@ -1,4 +1,4 @@
-"""Requests that wait for their turn: clients take turns, and so do the HTTP requests of one client."""
+"""The queue of waiting requests: clients take turns, and so do the HTTP requests of one client."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _Lines = dict[Client, deque[Request]]  # each `Client` stands for one HTTP reque
 class WaitingQueue:
     """A queue with one line for each client's name.
 
-    In a line, HTTP requests take turns, so that one with 16 answers does not delay the others.
+    In a line, HTTP requests take turns, so that an HTTP request with 16 answers does not delay the others.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class WaitingQueue:
     def push_back(self, request: Request) -> None:
         """Put a preempted request before all others of its client.
 
-        Other clients keep their turns: a preempted request is never put before theirs.
+        It does not move before other clients' requests.
         """
         self._line(request).appendleft(request)
         lines, client = self._lines[request.client.name], request.client
@@ -66,7 +66,7 @@ class WaitingQueue:
             self._lines[client.name] = lines
 
     def remove(self, request: Request) -> bool:
-        """Remove a request, wherever it is; return True if it was in the line."""
+        """Remove a request from any place in the queue; return True if it was there."""
         client = request.client
         lines = self._lines.get(client.name, {})
         line = lines.get(client, deque[Request]())

@@ -1,4 +1,4 @@
-"""One answer as the engine runs it: a sequence, how its tokens are drawn, when it ends, and where they go."""
+"""One answer as the engine runs it: its sequence, its sampler, its limits, and the receiver of its tokens."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ RowSink = Callable[[npt.NDArray[np.float32]], None]
 
 @dataclass
 class DraftedTokens:
-    """Counts of drafted tokens, and of those among them that were right and saved a step."""
+    """The number of drafted tokens, and the number of right ones, each of which saved a step."""
 
     made: int = 0
     right: int = 0
@@ -64,14 +64,15 @@ class Request:
     stops: frozenset[int] = field(default_factory=frozenset)
     rows: RowSink | None = None
     follows: "Request | None" = None
-    logprobs: int | None = None  # how many of the best tokens are reported with each drawn token
+    logprobs: int | None = None  # number of the best tokens that are reported with each drawn token
     made: int = 0
     drafts: DraftedTokens = field(default_factory=DraftedTokens)
-    first_admitted: float | None = None  # when it was first admitted, `perf_counter` seconds
-    admitted: float = 0.0  # when it was last admitted
-    blocked: float | None = None  # since when it has waited for pages or a place although it was its client's turn
+    first_admitted: float | None = None  # time of the first admission, in `perf_counter` seconds
+    admitted: float = 0.0  # time of the last admission
+    # time since which it has waited for pages or a place although it was its client's turn
+    blocked: float | None = None
     finished: bool = False
-    error: TpiError | None = None  # the error that ended it, if there was one
+    error: TpiError | None = None  # the error that ended the request, if any
 
     @property
     def client(self) -> Client:
@@ -80,13 +81,13 @@ class Request:
 
     @property
     def held_up(self) -> bool:
-        """True if the prompt of the request that it follows is still to be computed."""
+        """True if this request follows another whose prompt is not computed yet."""
         first = self.follows
         return first is not None and not first.finished and not first.made
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """End only this request, with `error`, if the block raises."""
+        """End only this request, with the error that the block raises, so that other requests continue."""
         try:
             yield
         except TpiError as error:
@@ -98,11 +99,11 @@ class Request:
     def take(self, logits: npt.NDArray[np.float32], drafted: tuple[int, ...], at: float, context: int) -> int:
         """Draw the next token from the first row of `logits` and deliver it; go on while drawn tokens equal `drafted`.
 
-        Return how many drafted tokens were right and have a further token drawn after them: these are computed.
+        Return the number of drafted tokens that were right and after which a further token was drawn.
 
         Args:
             logits: `[1 + len(drafted), vocab]`, after the last known token and after each drafted one.
-            context: the most tokens of a sequence.
+            context: the maximum number of tokens of a sequence.
         """
         for right, row in enumerate(logits):
             with self.alone():
@@ -113,7 +114,7 @@ class Request:
         return 0
 
     def take_rows(self, rows: npt.NDArray[np.float32], last: bool) -> None:
-        """Deliver hidden states `[tokens, hidden]`; with the `last` ones the request ends."""
+        """Deliver hidden states `[tokens, hidden]`. If they are the `last`, end the request."""
         with self.alone():
             assert self.rows is not None
             self.rows(rows)
@@ -136,5 +137,5 @@ class Request:
 
 
 def fault_of(error: Exception) -> TpiError:
-    """Return the error that a client is told about an unexpected exception."""
+    """Return the error for the client after an unexpected exception."""
     return TpiError(f"the answer failed: {type(error).__name__}: {error}; see the server's log")

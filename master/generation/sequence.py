@@ -1,4 +1,4 @@
-"""One conversation in the engine: its tokens, how many of them are computed, and where its keys and values are."""
+"""One conversation in the engine: its tokens, the number of computed ones, and its page table."""
 
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
@@ -34,10 +34,10 @@ class Sequence:
     reuse: bool = False
     cached: int | None = None
     client: Client = field(default_factory=Client)
-    turn: int = 0  # set by the batcher: the turn in which it last ran next to other clients
+    turn: int = 0  # set by the batcher: number of the step in which it last ran together with other clients
     state: int | None = None  # the slot with the state of recurrent layers after `computed` tokens
     writing: int | None = None  # the slot that the next step writes
-    mark: Key | None = None  # the key under which its latest state of an answer is kept
+    mark: Key | None = None  # the key under which the latest state of its answer is kept
 
     @property
     def pending(self) -> int:
@@ -50,13 +50,13 @@ class Sequence:
         return self.sent > self.computed or bool(self.ahead)
 
     def drop_ahead(self) -> None:
-        """Drop the drafted tokens in flight: their steps no longer count."""
+        """Drop the drafted tokens in flight, so that the results of their steps are ignored."""
         if self.ahead:
             self.ahead.clear()
             self.life += 1
 
     def begin(self, pages: PagePool) -> None:
-        """Take over pages with its first tokens, if `reuse` is set and it has no pages yet."""
+        """Take over cached pages that have the sequence's first tokens, if `reuse` is set and it has no pages yet."""
         if not self.reuse or self.table:
             return
         found = pages.find(self.tokens, self.client.salt)
@@ -82,7 +82,7 @@ class Sequence:
     def advance(self, states: StatePool, tokens: int) -> None:
         """Take over the state that a step of `tokens` tokens wrote; keep it if the sequence now ends with a page.
 
-        While an answer is decoded, only the latest state of it is kept, so that a long answer leaves room for others.
+        While an answer is decoded, only its latest state is kept, so that a long answer leaves slots for others.
         """
         if self.state is not None and self.state != self.writing:
             states.release(self.state)
@@ -95,7 +95,7 @@ class Sequence:
             self.mark = self.keys[-1]
 
     def _return_to_state(self, pages: PagePool, states: StatePool) -> None:
-        """Go back to the latest kept state among the computed tokens; those after it are computed again."""
+        """Go back to the latest kept state among the computed tokens; the tokens after it are computed again."""
         self._release_state(states)
         count, self.state = states.find(self.keys[: self.computed // PAGE_TOKENS])
         self.computed = count * PAGE_TOKENS
@@ -123,7 +123,10 @@ class Sequence:
         self.forget()
 
     def forget(self) -> None:
-        """Mark all tokens as not computed. Pages are not given back: they were already, or their deployment is gone."""
+        """Mark all tokens as not computed.
+
+        Do not give pages back, because the caller did, or their deployment has ended.
+        """
         self.table, self.keys = [], []
         self.state = self.writing = self.mark = None
         self.computed = self.sent = self.announced = 0

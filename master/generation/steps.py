@@ -14,7 +14,7 @@ F32 = npt.NDArray[np.float32]
 
 
 class Steps:
-    """Starts the steps of a deployment, and takes their results in the same order."""
+    """Access to a deployment that starts steps and returns their results in the same order."""
 
     def __init__(self, deployment: Deployment, chunk: int) -> None:
         """Create the steps of `deployment`, each of at most `chunk` tokens."""

@@ -1,6 +1,6 @@
 """The engine on its own thread, its only driver: other threads submit requests and receive tokens.
 
-Recovery, cancelling and stopping are here for all commands: `run`, `chat`, `bench`, `serve` and `batch`.
+It also handles recovery, cancelling and stopping for `tpi run`, `chat`, `bench`, `serve` and `batch`.
 """
 
 import logging
@@ -56,10 +56,10 @@ class Listener(Protocol):
     """The receiver of a request's tokens. Both methods are called on the engine's thread and must return at once."""
 
     def token(self, sampled: Sampled) -> bool:
-        """Take the next token; return False to end the request."""
+        """Receive the next token; return False to end the request."""
 
     def ended(self, error: TpiError | None) -> None:
-        """Handle the end of the request, after which no token comes. Always the last call, even after an error."""
+        """Handle the end of the request, with its error if it failed. This is always the last call."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class EngineRequest:
 class Ticket:
     """A request that another thread submits.
 
-    If it `follows` another one with the same prompt, the prompt is computed once. Times are in `perf_counter` seconds.
+    If it `follows` another ticket with the same prompt, the prompt is computed once. Times are in `perf_counter`
+    seconds.
     """
 
     asked: EngineRequest
@@ -101,7 +102,7 @@ class Ticket:
 
     @property
     def drafts(self) -> DraftedTokens:
-        """How many tokens were drafted for the answer, and how many of them were right."""
+        """The number of tokens drafted for the answer, and the number of right ones."""
         return self.request.drafts if self.request else DraftedTokens()
 
     @property
@@ -129,7 +130,7 @@ class EngineThread:
         self._places = Counter[str]()  # open tickets by client, without those that are turned away
         self._lock = Lock()  # protects `_open`, `_places` and `_closing`
         self._closing = False
-        self._ends = inf  # when the requests in progress are ended, `perf_counter` seconds
+        self._ends = inf  # time at which the requests in progress are ended, in `perf_counter` seconds
         self._thread = Thread(target=self._run, name="engine")
 
     def start(self) -> None:
@@ -153,7 +154,7 @@ class EngineThread:
             self._inbox.put(lambda: self._begin(ticket))
 
     def cancel(self, ticket: Ticket) -> None:
-        """Cancel a request. Its listener is told of the end, unless it has ended already."""
+        """Cancel a request and call its listener's `ended`; do nothing if it has ended already."""
         self._inbox.put(lambda: self._end(ticket, None) if ticket in self._live else None)
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
@@ -194,7 +195,7 @@ class EngineThread:
 
     @property
     def _over(self) -> bool:
-        """True if the thread is to end: it is closing, and no request is left or the time is up."""
+        """True if the thread must end: it is closing, and no request is left or the time is up."""
         return self._ends < inf and (not self._live or perf_counter() >= self._ends)
 
     def _take(self, wait: bool) -> None:
@@ -247,7 +248,7 @@ class EngineThread:
             self.problem = None
         except TpiError as error:
             self._fail(error)
-        except Exception as error:  # each listener must be told
+        except Exception as error:  # every listener must be called
             logger.exception("a step failed")
             self._fail(TpiError(f"a step failed: {error}; see the log"))
         for ticket in [ticket for ticket in self._live if ticket.request and ticket.request.finished]:
@@ -270,7 +271,10 @@ class EngineThread:
         self._close(ticket, error)
 
     def _make_place(self, client: str) -> bool:
-        """End a request of the client with the most, to admit one of `client`; return False if that is not fair."""
+        """End a request of the client with the most, to admit one of `client`.
+
+        Return False, and end none, unless `client` then still has at most as many.
+        """
         most, count = self._places.most_common(1)[0]
         if most == client or count - 1 < self._places[client] + 1:
             return False
@@ -284,7 +288,10 @@ class EngineThread:
             del self._places[client]
 
     def _turn_away(self, client: str) -> None:
-        """End the latest request of a client, preferring one that has not begun. Its place is taken already."""
+        """End the latest request of a client, preferring one that has not begun.
+
+        The caller has already taken its place.
+        """
         own = [each for each in reversed(self._live) if each.asked.client.name == client and not each.turned_away]
         ticket = next((each for each in own if each.first_admitted is None), own[0] if own else None)
         if ticket is None:  # all of them have ended by themselves meanwhile

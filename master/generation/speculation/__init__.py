@@ -1,1 +1,1 @@
-"""Speculation: a step also runs drafted tokens, and the request's own sampler decides which of them were right."""
+"""Speculation: a step also runs drafted tokens, and the request's own sampler decides which ones were right."""

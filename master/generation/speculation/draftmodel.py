@@ -20,8 +20,8 @@ from master.generation.speculation.pace import ROWS
 from master.generation.steps import Steps
 from tpi.kernels.kv import pages_for
 
-_CHUNK = 128  # most tokens of a prompt that are computed between two steps of the large model
-_NEAR = 2 * ROWS  # a sequence that lacks at most so many tokens can be drafted for
+_CHUNK = 128  # limit of prompt tokens that are computed between two steps of the large model
+_NEAR = 2 * ROWS  # a sequence gets a draft if at most this many of its tokens are still to be computed
 
 
 class DraftModel:
@@ -38,18 +38,19 @@ class DraftModel:
         self._deployment = deployment
         self._steps = Steps(deployment, min(_CHUNK, deployment.limits.chunk))
         self._vocab = min(vocab, deployment.vocabulary.config.vocab)
-        self._own: OrderedDict[int, Sequence] = OrderedDict()  # by the id of the large model's, the latest last
+        # by the id of the large model's sequence, the latest last
+        self._own: OrderedDict[int, Sequence] = OrderedDict()
         self._released: list[int] = []  # ids of sequences whose page tables the node is to forget
 
     def follow(self, targets: SequenceOf[Sequence]) -> list[Sequence]:
-        """Bring the model's own sequences up to the tokens of `targets`; return those that can be continued.
+        """Compute the tokens of `targets` in the model's own sequences; return the sequences that can be continued.
 
         At most one step is computed, so that a long prompt does not delay other requests. A sequence that then still
-        lacks many tokens, or for which there is no room, is left out.
+        lacks many tokens, or for which there are no pages, is left out.
         """
         followed = [own for target in targets if (own := self._followed(target, targets))]
         if behind := next((own for own in followed if own.pending > _NEAR), None):
-            last = behind.tokens.pop()  # it is run when the sequence is continued
+            last = behind.tokens.pop()  # the last token is run when the sequence is continued
             self._step([behind])
             behind.tokens.append(last)
         return [own for own in followed if own.pending <= _NEAR]
@@ -75,7 +76,7 @@ class DraftModel:
             own.release_pages(self._deployment.pages)
 
     def _followed(self, target: Sequence, targets: Iterable[Sequence]) -> Sequence | None:
-        """Return the own sequence with the tokens of `target`, and with pages for a draft; None if that cannot be."""
+        """Return the own sequence with the tokens of `target` and pages for a draft; None if that is impossible."""
         own = self._own.setdefault(target.id, Sequence(target.id, array("i"), reuse=True, client=target.client))
         self._own.move_to_end(target.id)
         known = _same(own, target)
@@ -100,7 +101,7 @@ class DraftModel:
         return True
 
     def _step(self, sequences: SequenceOf[Sequence]) -> list[tuple[Sequence, npt.NDArray[np.float32]]]:
-        """Run one step; return the sequences of which no token is left to run, with the logits `[vocab]` after each."""
+        """Run one step; return the sequences whose tokens are all computed, with the logits `[vocab]` after each."""
         work = self._steps.batcher.pick(sequences)
         self._steps.start(work, self._released)
         rows, ends = self._steps.result(work), list(accumulate(item.count for item in work))
@@ -118,7 +119,7 @@ def most_likely(logits: npt.NDArray[np.float32]) -> tuple[int, float]:
 
 
 def _same(own: Sequence, target: Sequence) -> int:
-    """Return how many tokens both begin with, less the last one of `target`, which is computed for what follows it."""
+    """Return the length of the common prefix, without the last token of `target`, which is always computed."""
     most = min(len(own.tokens), len(target.tokens) - 1)
     different = np.flatnonzero(ids(own.tokens)[:most] != ids(target.tokens)[:most])
     return int(different[0]) if len(different) else most

@@ -1,4 +1,4 @@
-"""Drafts by lookup: what followed the latest tokens when they last occurred, in the same text or in earlier answers.
+"""Drafts by lookup: tokens that followed an earlier occurrence of the latest tokens, in the text or earlier answers.
 
 Saxena (2023), Prompt Lookup Decoding.
 """
@@ -14,8 +14,8 @@ from master.deployment.prefixindex import Key
 
 Ids = npt.NDArray[np.int32]
 
-_SHORTEST = 2  # tokens that must occur again
-_LONGEST = 16  # tokens by which occurrences are compared
+_SHORTEST = 2  # shortest match in tokens
+_LONGEST = 16  # longest match in tokens that is compared
 _COMPARED = 16  # latest occurrences that are compared
 _OF_A_SALT = 1 << 16  # tokens of earlier answers that are searched
 _SALTS = 16  # salts whose earlier answers are kept
@@ -23,7 +23,7 @@ _END = -1  # stands between two answers
 
 
 def find(text: Ids, latest: Ids) -> tuple[int, int]:
-    """Return where in `text` the longest and then latest occurrence of the end of `latest` ends, and its length.
+    """Return the index in `text` after the longest, then latest, occurrence of the end of `latest`, and its length.
 
     The length is 0 if not even the last two tokens of `latest` occur. The last token of `text` is never an end.
     """
@@ -36,7 +36,7 @@ def find(text: Ids, latest: Ids) -> tuple[int, int]:
 
 
 def _alike(one: Ids, other: Ids) -> int:
-    """Return how many tokens at the end of both are equal."""
+    """Return the length of the common suffix in tokens, at most `_LONGEST`."""
     most = min(len(one), len(other), _LONGEST)
     different = np.flatnonzero(one[len(one) - most :] != other[len(other) - most :])
     return most - 1 - int(different[-1]) if len(different) else most
@@ -59,19 +59,19 @@ class EarlierAnswers:
             self._answers.popitem(last=False)
 
     def of(self, salt: Key) -> Ids:
-        """Return the answers for a salt. Do not hold the array: it prevents `keep`."""
+        """Return the answers for a salt. Do not keep the array, because `keep` cannot grow it meanwhile."""
         return ids(self._answers.get(salt, array("i")))
 
 
 def ids(tokens: MutableSequence[int]) -> Ids:
-    """Return tokens as an array, without a copy if they are one. Do not hold it: no token could be appended."""
+    """Return tokens as a NumPy array, without a copy if they are an array. Do not keep it: it blocks appending."""
     return np.frombuffer(tokens, np.int32) if isinstance(tokens, array) and len(tokens) else np.array(tokens, np.int32)
 
 
 def look_up(tokens: MutableSequence[int], earlier: Ids, most: int) -> tuple[list[int], int]:
     """Return at most `most` tokens that may follow `tokens`, and the length of the match that they come from.
 
-    Of `tokens` themselves and `earlier` answers, the one with the longer match counts.
+    Both `tokens` and `earlier` answers are searched; the longer match is used.
     """
     own = ids(tokens)
     latest = own[-_LONGEST:]

@@ -26,9 +26,9 @@ from tpi.kernels.spec import PAGE_TOKENS
 
 F32 = npt.NDArray[np.float32]
 
-_CHUNK = 128  # most rows of one step of the layer
+_CHUNK = 128  # limit of rows in one step of the layer
 _WAITING = 32  # rows that may wait until a draft needs them
-_GAP = PAGE_TOKENS  # most rows without hidden states, whose tokens the model found in its cache
+_GAP = PAGE_TOKENS  # limit of rows without hidden states, whose tokens the model found in its cache
 
 
 @dataclass
@@ -41,8 +41,8 @@ class _Followed:
 
     sequence: Sequence
     hidden: F32
-    life: int  # of the model's sequence when the tokens were compared
-    lost: bool = False  # True if hidden states are missing, so that it cannot be drafted for
+    life: int  # `life` of the model's sequence when the tokens were compared
+    lost: bool = False  # True if hidden states are missing, so that no draft is possible
     end: F32 = field(default_factory=lambda: np.empty(0, np.float32))  # the layer's hidden states after the last row
 
     @property
@@ -63,10 +63,10 @@ class MtpDrafts:
         self._released: list[int] = []  # ids of sequences whose page tables the node is to forget
 
     def see(self, work: SequenceOf[Work], rows: F32, drawing: Container[int]) -> None:
-        """Take in the model's last hidden states `rows` `[tokens, hidden]` of a step that did `work`.
+        """Record the model's last hidden states `rows` `[tokens, hidden]` of a step that did `work`.
 
-        Only sequences whose ids are in `drawing` are followed. Call it when they have their next tokens. Rows wait
-        until there are many, or a draft needs them.
+        Only sequences whose ids are in `drawing` are followed. Call this when the sequences have their next tokens.
+        Rows wait until there are many, or a draft needs them.
         """
         needed, first = {item.sequence.id for item in work}, 0
         for item in work:
@@ -126,7 +126,7 @@ class MtpDrafts:
         return np.stack([self._own[each.id].end for each in sequences])
 
     def _take(self, item: Work, rows: F32) -> None:
-        """Add the rows of `item` whose next token is known to those that wait."""
+        """Add the rows of `item` whose next token is known to the waiting rows."""
         target, pages = item.sequence, self._layer.pages
         own = self._followed(target, item.position)
         if own.lost:
@@ -165,7 +165,7 @@ class MtpDrafts:
         return own
 
     def _catch_up(self, followed: Iterable[_Followed], needed: set[int]) -> None:
-        """Compute the rows that wait in `followed`. For pages, sequences other than `needed` are given up."""
+        """Compute the rows that wait in `followed`. If pages run out, give up sequences other than `needed`."""
         ready = [own for own in followed if len(own.hidden) and self._has_room(own, needed)]
         while waiting := [own.sequence for own in ready if own.sequence.pending]:
             work = self._batcher.pick(waiting)

@@ -1,4 +1,4 @@
-"""The pace of steps: how long a step of so many rows takes, and how often drafts are right; both are learnt.
+"""The pace of steps: learnt times of a step by its number of rows, and learnt chances that drafts are right.
 
 Rows are drafted as long as the expected tokens per second grow.
 """
@@ -12,20 +12,21 @@ ROWS = 16
 
 _FORGET = 0.1  # weight of a new measurement
 _AFRESH = 64  # steps after which a plain step is measured again
-_AHEAD = 0.25  # of a step that a step that runs ahead counts as, because a plain step has to wait for all in flight
-_OUTLIER = 3.0  # a measurement counts as at most so many times the mean
-_PRIOR = 4.0  # drafted tokens that the first guess of a chance counts as
+# weight of a step that runs ahead in the count of steps, because a plain step has to wait for all in flight
+_AHEAD = 0.25
+_OUTLIER = 3.0  # a measurement counts as at most this many times the mean
+_PRIOR = 4.0  # weight of the first guess of a chance, in drafted tokens
 _DECAY = 0.99  # weight of all earlier drafted tokens after one more
 _FIRST = 0.5  # first guess of a chance
-_GUESS = {2: 0.25, 3: 0.35}  # first guess after a match of so few tokens
-_TRIED = 64  # drafted steps' tokens after which the gain is judged
+_GUESS = {2: 0.25, 3: 0.35}  # first guess by the length of a short match in tokens
+_TRIED = 64  # number of tokens of steps with drafts after which the gain is judged
 _RESTS = 16  # pauses of a draft model after which its speed is measured again
-_OFF = 256  # tokens for which nothing is drafted after a loss
+_OFF = 256  # length in tokens of the pause after a loss
 
 
 @dataclass
 class StepTimes:
-    """The mean seconds of a step by its number of rows, 1 to `ROWS`; each new measurement weighs `_FORGET`."""
+    """The mean seconds of a step by its number of rows, 1 to `ROWS`; each new measurement has the weight `_FORGET`."""
 
     _seconds: dict[int, float] = field(default_factory=dict)
     _counts: dict[int, int] = field(default_factory=dict)
@@ -38,7 +39,7 @@ class StepTimes:
         self._seconds[rows] = mean + weight * (min(seconds, _OUTLIER * mean) - mean)
 
     def expect(self, rows: int, unknown: float = 1.0) -> float:
-        """Return the seconds of a step of `rows` rows; from the nearest measured number if that one is unknown.
+        """Return the seconds of a step of `rows` rows. If not measured, derive them from the nearest measured number.
 
         If none was measured, one row is taken to last `unknown` seconds.
         """
@@ -49,7 +50,7 @@ class StepTimes:
 
 
 def _usual(rows: int) -> float:
-    """Return how many times as long as one row a step takes, on a processor that waits for memory at one row."""
+    """Return the usual ratio of the times of a step of `rows` rows and of one row, on a memory-bound processor."""
     return 1 + 0.15 * (rows - 1) + 0.1 * max(0, rows - 4)
 
 
@@ -67,7 +68,7 @@ class Chance:
 
     @classmethod
     def of_probability(cls, probability: float) -> "Chance":
-        """Return the first guess for tokens to which a draft model gives this probability."""
+        """Return the first guess for tokens to which a draft model gives `probability`."""
         return cls(_PRIOR * probability)
 
     @property
@@ -83,9 +84,9 @@ class Chance:
 
 @dataclass
 class Gain:
-    """A judgement of whether drafts of some sources pay: if they do not, there are none for a while."""
+    """A judgement of whether drafts save time. If they do not, drafting pauses for a while."""
 
-    _tokens: int = 0  # of steps with drafts since the last judgement
+    _tokens: int = 0  # tokens of steps with drafts since the last judgement
     _saved: float = 0.0  # seconds saved in those steps
     _off: int = 0  # tokens for which nothing is drafted
 
@@ -95,7 +96,7 @@ class Gain:
         return self._off > 0
 
     def learn(self, tokens: int, saved: float) -> None:
-        """Record a step that made `tokens` tokens and saved so many seconds, negative if it took longer."""
+        """Record a step that made `tokens` tokens and saved `saved` seconds, negative if it took longer."""
         self._tokens += tokens
         self._saved += saved
         if self._tokens >= _TRIED:
@@ -113,11 +114,11 @@ class Gain:
 
 
 class Pace:
-    """The times of steps and of a draft model, and a judgement of whether drafts pay: of the model, and of others."""
+    """The times of steps and of a draft model, and judgements of whether the model's and other drafts save time."""
 
     def __init__(self) -> None:
         self.times = StepTimes()
-        self.drafting = StepTimes()  # of a draft model, by the number of sequences that it continues by a token
+        self.drafting = StepTimes()  # times of a draft model, by the number of sequences that it continues by a token
         self.others, self.model = Gain(), Gain()
         self._since_plain = 0.0  # steps since the last one without drafts
         self._beat: float | None = None  # mean seconds between the results of steps in flight; None: not measured
@@ -152,7 +153,7 @@ class Pace:
         were, b the time between two results while steps are in flight, and L the time of a step alone.
 
         Args:
-            drafting: seconds that it takes to draft a token.
+            drafting: seconds to draft a token.
         """
         alone = self.times.expect(1)
         beat = alone / most + drafting if self._beat is None else self._beat
@@ -167,10 +168,10 @@ class Pace:
         """Record the result of a step while steps run ahead.
 
         Args:
-            tokens: how many it brought: 1, or 0 if it is void.
-            seconds: from the result before, or from the start of this step if that was later.
-            followed: True if it was in flight when the result before came.
-            gain: the judgement of the source of the drafts.
+            tokens: the number of tokens that the step brought: 1, or 0 if it is void.
+            seconds: time from the previous result, or from the start of this step if that was later.
+            followed: True if the step was in flight when the previous result came.
+            gain: the judgement to update, that of the drafts' source.
         """
         if followed:
             self._beat = (
@@ -189,7 +190,7 @@ class Pace:
         Args:
             plain: rows of the step that are not drafted.
             drafted, further: the chances that each row drafted so far, and each further one, yields a token.
-            spent: seconds that the model took for those drafted so far.
+            spent: seconds that the model took for the rows drafted so far.
         """
         rows, made = plain + len(drafted), plain + sum(drafted)
         if rows + len(further) > ROWS:
@@ -198,7 +199,7 @@ class Pace:
         return (made + sum(further)) / longer > made / (self.times.expect(rows) + spent)
 
     def rest(self) -> None:
-        """Let the draft model rest, as it is too slow, or wrong too often; measure its speed again now and then."""
+        """Pause the draft model, which is too slow or too often wrong. Measure its speed again after some pauses."""
         self.model.pause()
         self._rests += 1
         if self._rests % _RESTS == 0:
@@ -207,7 +208,7 @@ class Pace:
     def learn(self, plain: int, drafted: int, right: int, seconds: float, drafting: float | None = None) -> None:
         """Record a step of `plain` rows and `drafted` further ones, of which `right` brought a token.
 
-        `drafting` are the seconds that a draft model took before the step; None if it was not asked.
+        `drafting` is the time in seconds that a draft model took before the step; None if none was used.
         """
         self.times.learn(plain + drafted, seconds)
         for gain in (self.others, self.model):

@@ -1,6 +1,7 @@
 """The drafts of a step: each running request's next tokens.
 
-They come from the grammar, where it leaves no choice, from an earlier occurrence of the latest tokens, or from a model.
+A draft comes from the grammar, if only one text may follow, from an earlier occurrence of the latest tokens, or from a
+model.
 """
 
 from array import array
@@ -50,7 +51,7 @@ class Draft:
 
 @dataclass
 class _Ahead:
-    """A sequence whose drafts are steps of their own: their source, the kinds of those in flight, and the next ones."""
+    """A sequence whose drafts are steps of their own: source, kinds of the drafts in flight, and next drafts."""
 
     source: Source
     coming: Draft
@@ -63,24 +64,24 @@ class Speculation:
 
     def __init__(self) -> None:
         """Create a drafter; `renew` gives it the deployment's model."""
-        self.drafted, self.accepted = Counter[Source](), Counter[Source]()  # tokens so far
+        self.drafted, self.accepted = Counter[Source](), Counter[Source]()  # drafted and right tokens so far, by source
         self._model: DraftModel | MtpDrafts | None = None
-        self._drafting: float | None = None  # seconds that the model took for the next step; None: it was not asked
+        self._drafting: float | None = None  # seconds that the model took for the next step; None: it was not used
         self._earlier = EarlierAnswers()
         self._chances: dict[Kind, Chance] = {}
         self._pace = Pace()
         self._ahead: dict[int, _Ahead] = {}  # by the id of a sequence whose drafts are steps of their own
 
     def renew(self, model: DraftModel | MtpDrafts | None) -> None:
-        """Begin to measure steps anew, as the deployment was replaced.
+        """Forget the times of steps, because the deployment was replaced.
 
-        `model` is asked where the other sources have no draft, or a worse one.
+        `model` drafts where the other sources have no draft, or a worse one.
         """
         self._pace, self._model = Pace(), model
         self._ahead.clear()
 
     def see(self, requests: Sequence[Request], work: Sequence[Work], rows: npt.NDArray[np.float32]) -> None:
-        """Show the layer for multi-token prediction, if there is one, the last hidden states of a step.
+        """Pass the last hidden states of a step to the layer for multi-token prediction, if there is one.
 
         `requests` run, `work` is what the step did, and `rows` are its hidden states `[tokens, hidden]`.
         """
@@ -91,13 +92,13 @@ class Speculation:
     def choose(self, requests: Sequence[Request], context: int, ahead: int = 1, alone: bool = True) -> dict[int, Draft]:
         """Return the drafts that are worth running in the next step, by sequence id.
 
-        There are none if the step runs a prompt, as it then has too many rows. They are left to `next_ahead` if that is
-        faster.
+        There are no drafts if the step runs a prompt, because it then has too many rows. Drafts are left to
+        `next_ahead` if that is faster.
 
         Args:
             requests: all requests of the step.
-            context: the most tokens of a sequence.
-            ahead: the most steps of a request that may be in flight; 1 if the step has several requests.
+            context: the maximum number of tokens of a sequence.
+            ahead: the maximum number of steps of a request in flight; 1 if the step has several requests.
             alone: False if the step follows others in flight, so that more rows would delay their requests.
         """
         self._drafting = None
@@ -126,7 +127,7 @@ class Speculation:
     def learn(
         self, work: Sequence[Work], drafts: Mapping[int, Draft], right: Mapping[int, int], seconds: float
     ) -> None:
-        """Take in a step: of each sequence's drafted tokens, the first `right` by its id were right."""
+        """Record a step: of each sequence's drafted tokens, the first `right[id]` were right."""
         for item in work:
             if item.drafted:
                 kinds, good = drafts[item.sequence.id].kinds, right.get(item.sequence.id, 0)
@@ -140,7 +141,7 @@ class Speculation:
             self._pace.learn(len(work), drafted, sum(right.values()), seconds, self._drafting)
 
     def next_ahead(self, request: Request, context: int, most: int) -> int | None:
-        """Return a drafted token for a step after all steps of a request in flight, of which there may be `most`.
+        """Return a drafted token for a step after all steps in flight of a request, which may have `most` in flight.
 
         Return None if the request's drafts are not steps of their own, or there is no draft.
         """
@@ -170,7 +171,7 @@ class Speculation:
         self._ahead.pop(request.sequence.id, None)
 
     def judge_ahead(self, request: Request, right: bool) -> None:
-        """Record whether the first drafted token in flight of a request was right. If not, the others are void."""
+        """Record whether a request's first drafted token in flight was right. If not, the other drafts are void."""
         own = self._ahead[request.sequence.id]
         kind = own.sent[0]
         for each in {kind, (kind[0], _ALL)} if kind[0] in _MODELS else {kind}:
@@ -184,7 +185,10 @@ class Speculation:
             own.coming = Draft((), ())
 
     def learn_ahead(self, id_: int, tokens: int, seconds: float, followed: bool) -> None:
-        """Record the result of a step of the sequence `id_`, if its drafts are steps of their own (see `Pace`)."""
+        """Record the result of a step of the sequence `id_`, if its drafts are steps of their own.
+
+        Arguments are those of `Pace.learn_ahead`.
+        """
         own = self._ahead.get(id_)
         if own is not None:
             gain = self._pace.model if own.source in _MODELS else self._pace.others
@@ -215,7 +219,7 @@ class Speculation:
         return True
 
     def _draft_after(self, request: Request, most: int) -> Draft:
-        """Return at most `most` tokens that may follow the drafted ones in flight; at most one if a model drafts."""
+        """Return at most `most` tokens that may follow the drafted tokens in flight; at most one if a model drafts."""
         sequence = request.sequence
         if most <= 0:
             return Draft((), ())
@@ -257,10 +261,10 @@ class Speculation:
     def _ask(
         self, model: DraftModel | MtpDrafts, asked: Mapping[Request, int], plain: int, others: list[float]
     ) -> dict[int, Draft]:
-        """Return the model's drafts for the requests `asked`, of at most so many tokens each, by sequence id.
+        """Return the model's drafts for `asked` (requests with maximum numbers of tokens), by sequence id.
 
-        Go on as long as that raises the expected tokens per second of a step that also has `plain` rows and drafted
-        ones of other sources, with the chances `others`.
+        Continue while that raises the expected tokens per second of a step that also has `plain` rows and drafted
+        rows of other sources, with the chances `others`.
         """
         if not asked or not self._worth(plain, others, len(asked) * [self._chance((model.source, _ALL)).share]):
             return {}
@@ -285,9 +289,9 @@ class Speculation:
         }
 
     def _worth(self, plain: int, others: list[float], first: list[float]) -> bool:
-        """Return True if the model should draft, with the chances `first` of its first tokens; else let it rest.
+        """Return True if the model should draft, with the chances `first` of its first tokens; else pause it.
 
-        After the rest its chances are learnt again. Asking it costs more than its draft, as it then also computes the
+        After the pause its chances are learnt again. Its use costs more than its draft, because it also computes the
         tokens that it has missed.
         """
         if self._pace.continues(plain, others, first, 0.0):
@@ -302,7 +306,7 @@ class Speculation:
         return Draft(allowed, tuple(kinds[: len(allowed)]))
 
     def _better(self, draft: Draft | None, model: DraftModel | MtpDrafts) -> bool:
-        """Return True if the first token of `draft` is at least as likely right as one of the model."""
+        """Return True if the first token of `draft` is at least as likely to be right as a token of the model."""
         return draft is not None and self._chance(draft.kinds[0]).share >= self._chance((model.source, _ALL)).share
 
     def _rows(self, drafts: Mapping[int, Draft]) -> list[float]:
@@ -344,5 +348,5 @@ def _draws(request: Request) -> bool:
 
 
 def _most(request: Request, context: int) -> int:
-    """Return the most tokens that can be drafted for a request, not counting the one that is drawn after them."""
+    """Return the maximum number of drafted tokens for a request; one further token is drawn after the draft."""
     return min(ROWS - 1, request.limit - request.made - 1, context - len(request.sequence.tokens) - 1)

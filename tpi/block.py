@@ -41,7 +41,9 @@ _ONE, _NO_WEIGHT, _LEAST = np.ones(1, np.float32), np.empty(0, np.float32), np.f
 
 
 def embedded(config: ModelConfig, rows: F32) -> F32:
-    """Return rows of the embedding, `[tokens, hidden]`, as the first hidden states: scaled or normed."""
+    """Return the first hidden states, `[tokens, hidden]`: the embedding's `rows`, scaled or normed if the model does
+    so.
+    """
     if config.embed_norm:
         return rms_norm(rows, _ONE, config.norm_eps)
     return rows if config.embed_scale == 1.0 else rows * np.float32(config.embed_scale)
@@ -104,7 +106,9 @@ def attention_spec(
 
 
 def recurrent_spec(config: ModelConfig, runs: Sequence[tuple[RunLayout, Range]], vectors: Vectors) -> RecurrentSpec:
-    """Return the spec of some units of a recurrent block; `runs` has each run's layout, and the units of the node."""
+    """Return the spec of the units of a recurrent block that the node holds; `runs` has the layout and the units of
+    each run.
+    """
     if config.state_heads is not None:
         return heads_spec(config, runs, vectors, _norm(config, vectors))
     ((values, units),) = runs
@@ -138,7 +142,7 @@ def _query_latent(
 
 
 def _whole_norms(config: ModelConfig, vectors: Vectors, heads: Range, kv_heads: Range) -> WholeNorms | None:
-    """Return the norms over all heads, if the model has them.
+    """Return the norms over all heads; None if the model has none.
 
     If several nodes hold a KV head, only the node with the first of its query heads counts it.
     """
@@ -241,7 +245,9 @@ def _of_pieces(bias: F32 | None, mixture: Mixture, each: int, pieces: Sequence[t
 
 
 def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors, layer: int = 0) -> Residual:
-    """Return the operations after the sum of a block of this kind in `layer`: its bias, its norm, and so on."""
+    """Return the operations that follow the sum of a block of this kind in `layer`, such as adding its bias and
+    applying its norm.
+    """
     bias = "o.bias" if kind == "attention" or kind in RECURRENT else "down.bias"
     weight = vectors.get("post_norm")
     eps = config.norm_eps if config.post_norm_eps is None else config.post_norm_eps
@@ -257,7 +263,7 @@ def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors, layer: int 
 
 
 def _per_layer(config: ModelConfig, vectors: Vectors, layer: int, scale: float) -> PerLayerSpec:
-    """Return what the embeddings of `layer` add at its end."""
+    """Return the spec of the end of `layer`, which adds the embedding of each token for this layer."""
     run = RunLayout("row", "record", (Part("row", "f32", "row"),), 1, config.hidden, config.per_layer)
     return PerLayerSpec(
         gate=vectors["per_layer.gate"].reshape(config.per_layer, config.hidden),

@@ -20,7 +20,7 @@ class CacheLimit:
     nbytes: int | None = None
 
     def allowed(self, held: int, free: int) -> int:
-        """Return the bytes that may be held if `held` are held now and the disk has `free` more."""
+        """Return the bytes that the cache may hold if it now holds `held` bytes and the disk has `free` more."""
         return (held + free) // 2 if self.nbytes is None else self.nbytes
 
     def excess(self, directory: Path, held: int, needed: int = 0) -> int:

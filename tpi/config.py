@@ -74,7 +74,7 @@ class Latent:
     rank: int
     rope: int  # number of rotated values; the first `rope` values of a head's query are rotated too
     value: int  # length of a head's value vector; zeros follow up to `head_dim`
-    norm_eps: float  # of the norms of both vectors
+    norm_eps: float  # epsilon of the norms of both vectors
     query_rank: int = 0  # values of the vector that queries come from; 0: queries come from the block's input
 
 
@@ -94,7 +94,7 @@ class Delta:
 
     @property
     def unit_heads(self) -> int:
-        """The fewest value heads that can be divided from the others."""
+        """Smallest number of value heads that a node may hold."""
         return 1
 
 
@@ -102,8 +102,8 @@ class Delta:
 class Mamba:
     """Settings of Mamba2 blocks, which take the place of attention in some layers (Granite 4-h).
 
-    Their states are computed like those of `Delta`, whose names the fields have: the C of a token is its query, B its
-    key, x its values (Dao and Gu 2024, arXiv:2405.21060, section 7).
+    The states are computed like those of `Delta`, and the fields have the same names: the C of a token is its query, B
+    its key, x its values (Dao and Gu 2024, arXiv:2405.21060, section 7).
     """
 
     heads: int
@@ -111,19 +111,21 @@ class Mamba:
     key: int  # values of B, and of C
     value: int  # values of a head
     taps: int  # tokens that the convolution sees, the token itself included
-    norm_eps: float  # of the norm of the results
+    norm_eps: float  # epsilon of the norm of the results
     least_step: float = 0.0  # limits of the step size
-    most_step: float = 0.0  # 0: none
+    most_step: float = 0.0  # 0: no upper limit
 
     @property
     def unit_heads(self) -> int:
-        """The fewest heads that can be divided from the others: all that are normed together, unless these are all."""
+        """Smallest number of heads that a node may hold: a group of heads that are normed together, or 1 if there is
+        only one group.
+        """
         return self.heads // self.key_heads if self.key_heads > 1 else 1
 
 
 @dataclass(frozen=True)
 class FullHeads:
-    """Heads of the layers without a sliding window, in models in which they differ from those of the other layers."""
+    """Heads of layers without a sliding window, in models whose other layers have heads of another number or size."""
 
     kv_heads: int
     head_dim: int
@@ -154,8 +156,8 @@ class ModelConfig:
     rope_scale: float = 1.0  # multiplies cos and sin (YaRN, Phi-3 long context)
     embed_scale: float = 1.0  # multiplies the embedding (Gemma)
     embed_norm: bool = False  # the embedding is divided by its root mean square (Muse Glimmer)
-    attention_softcap: float = 0.0  # 0: none
-    logit_softcap: float = 0.0  # 0: none
+    attention_softcap: float = 0.0  # scores become cap * tanh(score / cap); 0: no cap
+    logit_softcap: float = 0.0  # caps the logits in the same way; 0: no cap
     position_offset: int = -1  # row of the learned position table for position 0 (OPT: 2); -1: no table
     tied: bool = False  # the head is the embedding table
     windows: tuple[int, ...] = ()  # one per layer; empty: full attention everywhere
@@ -185,13 +187,13 @@ class ModelConfig:
     per_layer: int = 0  # values of a token's embedding for each layer, which the layer adds at its end; 0: none
     value_norm: bool = False  # values are divided by their root mean square, head by head (Gemma 4)
     plain_head_norms: bool = False  # queries and keys are divided by their root mean square, head by head
-    post_norm_eps: float | None = None  # of the norms of the output of blocks; None: as of the others
+    post_norm_eps: float | None = None  # epsilon of the norms of the output of blocks; None: that of the other norms
     late_head_norms: bool = False  # queries and keys are normed after RoPE, not before (Hunyuan)
     input_norm: bool = True  # blocks norm their input; False: they norm their output alone (OLMo 2)
 
     @property
     def kv_width(self) -> int:
-        """Vectors in run `kv` for a KV head's keys; there are as many for its values.
+        """Number of vectors in run `kv` for a KV head's keys; the run has as many vectors for the head's values.
 
         With latent attention, the rotated part of the keys is not among them, and the shorter part is padded.
         """
@@ -238,7 +240,7 @@ class ModelConfig:
     def at_layer(self, layer: int) -> "ModelConfig":
         """Return the configuration with the `kv_heads`, the `head_dim` and the `intermediate` of `layer`.
 
-        Its `shared_kv` is 1 if the layer has no keys and values of its own, else 0.
+        The result's `shared_kv` is 1 if the layer has no keys and values of its own, else 0.
         """
         found = self
         if self.full_heads is not None and not self.window(layer):
@@ -272,7 +274,7 @@ class ModelConfig:
 
     @property
     def per_layer_values(self) -> int:
-        """Values of the embeddings of one token for all layers together."""
+        """Number of values in the embeddings of one token for all layers together."""
         return self.layers * self.per_layer
 
     def is_recurrent(self, layer: int) -> bool:
@@ -281,7 +283,9 @@ class ModelConfig:
 
     @property
     def host_only(self) -> str:
-        """The part of the model that only the CPU computes, for messages; empty if accelerators compute all of it."""
+        """Name, for messages, of a part of the model that only the CPU computes; empty if accelerators compute the
+        whole model.
+        """
         if any(self.recurrent):
             return "recurrent layers"
         if self.output_gate:

@@ -12,7 +12,7 @@ def require_finite(values: npt.NDArray[np.float32], what: str, reason: str = SUS
     """Raise an error if `values` contains infinities or NaN. It takes microseconds for the hidden states of one token.
 
     Raises:
-        NotFiniteError: saying that `what` is not finite, and the `reason`.
+        NotFiniteError: if a value is not finite; the message names `what` and gives the `reason`.
     """
     if not np.isfinite(values).all():
         raise NotFiniteError(f"{what} is not finite: {reason}")

@@ -22,13 +22,13 @@ class FiniteRange(click.FloatRange):
 
 
 class ModelCommand(GroupedCommand):
-    """A command about a model, which is named with `-m` or as the first argument; the second is the prompt, if any."""
+    """A command about a model, which is named with `-m` or by the first argument. A second argument is the prompt."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Call the command with the model and the prompt that the positional arguments name.
 
         Raises:
-            UsageError: if no model is named, or two models or two prompts are.
+            UsageError: if the command line names no model, two models, or two prompts.
         """
         words = [word for name in ("named", "asked") if (word := ctx.params.pop(name, None)) is not None]
         takes_prompt = "prompt" in ctx.params

@@ -57,7 +57,7 @@ def directory_of(variable: str, standard: str, inside_home: str) -> Path:
     directory stands for it.
 
     Raises:
-        UsageError: if none of the three is set. The message names `variable`.
+        UsageError: if neither variable is set and the user has no home directory. The message names `variable`.
     """
     if chosen := os.environ.get(variable):
         path = user_path(chosen)
@@ -93,7 +93,7 @@ class UserPath(click.Path):
         super().__init__(path_type=Path, file_okay=file_okay, dir_okay=dir_okay, readable=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the `Path`. Raise UsageError if `value` cannot be one."""
+        """Return the `Path`. Raise UsageError if `value` cannot be a path."""
         found = user_path(os.fspath(value))
         if not self.file_okay and _is_something_else(found):  # a FIFO, for example
             self.fail(f"{str(found)!r} is not a directory; give another path", param, ctx)

@@ -43,7 +43,9 @@ def with_address(name: str, address: str) -> str:
 
 
 def short_number(value: float, digits: int = 3) -> str:
-    """Return `value` with `digits` significant digits, but all digits before the point, and without an exponent."""
+    """Return `value` with `digits` significant digits, but with all digits before the decimal point and without an
+    exponent.
+    """
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     places = max(0, digits - 1 - math.floor(math.log10(abs(value))))

@@ -117,7 +117,8 @@ class Trace(NoTrace):
 
     @contextmanager
     def laps(self, kind: Kind, names: Sequence[str]) -> Iterator[Laps | None]:
-        """Record one span per name, each beginning where the one before ends. The block writes the ends to the array.
+        """Record one span per name, each beginning at the end of the one before. The block writes the ends to the array
+        yielded.
 
         Entries that it leaves unchanged, because it ended early, are not recorded.
         """
@@ -182,7 +183,7 @@ class NodeTrace:
 
 
 def clock_offset(exchanges: Iterable[tuple[int, int, int]]) -> int:
-    """Return what to add to a node's clock to get this node's clock, in nanoseconds.
+    """Return the nanoseconds to add to a node's clock to get this node's clock.
 
     Each exchange is (own time when asking, the node's time, own time when answered). The exchange with the shortest
     round trip is used, and the node's reading is placed in its middle (as NTP does). The error is at most half of that

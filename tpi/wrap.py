@@ -24,7 +24,7 @@ def character_width(one: str) -> int:
 
 
 def _stays(one: str) -> bool:
-    """Return True if a character must stay with the one before it: closing marks, small kana."""
+    """Return True if the character `one` must stay with the one before it: closing marks and small kana must."""
     return unicodedata.category(one) in _CLOSING or " SMALL " in unicodedata.name(one, "")
 
 
@@ -46,7 +46,7 @@ class WordWrap(Generic[Style]):
 
     Each piece of text has a style, which is handed on; a word may have several.
 
-    A word is held back until it is complete, or longer than a line. `column` is where the next character goes.
+    A word is held back until it is complete, or longer than a line. `column` is the position of the next character.
     """
 
     def __init__(self, width: Callable[[], int]) -> None:

@@ -17,7 +17,8 @@ Array = npt.NDArray[Any]
 class AddressOnlyArray(np.ndarray[Any, np.dtype[Any]]):
     """An array that stands for device memory which the host cannot read; only its address, shape and strides are valid.
 
-    Slices, views and reshapes of it are of this class too. Its `repr` reads no memory, so that tests can print it.
+    Slices, views and reshapes of the array are of this class too. Its `repr` reads no memory, so that tests can print
+    the array.
     """
 
     def __repr__(self) -> str:
@@ -86,7 +87,8 @@ class Arena:
         `cuts` are offsets in ascending order. No array that is passed to a kernel or a copy may span one of them.
 
         Raises:
-            DeviceFullError: if they do not fit in addition to what is allocated; the error names the limit needed.
+            DeviceFullError: if the bytes do not fit beside the memory already allocated; the error names the limit
+                needed.
         """
         if not size:
             return self._allocate(0)

@@ -16,7 +16,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Pending(Protocol[Result_co]):
-    """An operation that a device was asked to do and may not have finished."""
+    """An operation that was started on a device and may still be running."""
 
     @property
     def done(self) -> bool:
@@ -56,7 +56,7 @@ class Device(Protocol):
         Neither array may change until the copy has ended.
 
         Raises:
-            DeviceError: if they differ in size, or neither lies in this device's memory.
+            DeviceError: if the arrays differ in size, or neither lies in this device's memory.
         """
         ...
 
@@ -81,7 +81,7 @@ class Device(Protocol):
 
 @runtime_checkable
 class Identified(Protocol):
-    """A device that can be recognised again, whatever its index is in another run."""
+    """A device with an identity that stays the same between runs, even if the device's index changes."""
 
     @property
     def identity(self) -> str:

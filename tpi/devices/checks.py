@@ -22,7 +22,7 @@ def kv_format(spec: AttentionSpec, cache: KvArray) -> KvDtype:
     """Return the storage format of a KV cache.
 
     Raises:
-        KernelError: if its dtype is not one of a cache, or its vectors do not fit the heads of `spec`.
+        KernelError: if no cache format has the array's dtype, or the cache's vectors do not fit the heads of `spec`.
     """
     format, bytes_each = kv_dtype_of(cache), cache.shape[-1] * cache.itemsize
     if format is None or bytes_each != vector_bytes(spec.head_dim, format):

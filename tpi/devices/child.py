@@ -50,7 +50,7 @@ def try_chip(name: str) -> None:
     """Check that the chip called `name` opens and computes a block.
 
     Raises:
-        DeviceError: if it does not; says why.
+        DeviceError: if the chip does not; the message gives the reason.
     """
     _remembered("try", name)
 

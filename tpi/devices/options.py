@@ -92,7 +92,7 @@ class DeviceOptions:
 
     @property
     def about_accelerator(self) -> list[str]:
-        """Names of the given flags that apply only to an accelerator."""
+        """Names of the flags given by the user that apply only to an accelerator."""
         asked = [name for name in _OF_ACCELERATORS if getattr(self.offload, name) not in (None, "auto")]
         return [*asked, *(["gpu-memory"] if self.gpu_memory else [])]
 
@@ -123,7 +123,7 @@ def check_several(devices: Sequence[str], sizes: Sequence[str]) -> None:
     """Check that these devices may be named together, with these limits.
 
     Raises:
-        UsageError: if not.
+        UsageError: if the devices cannot be combined, or the number of limits is wrong.
     """
     alone = [name for name in devices if name in ("auto", "cpu")]
     if alone and len(devices) > 1:

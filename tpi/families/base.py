@@ -63,7 +63,7 @@ class PredictorRefs:
 
 @dataclass(frozen=True)
 class MtpRefs:
-    """References to a layer for multi-token prediction, which goes on from a token and the model's hidden states."""
+    """References to the tensors of a layer for multi-token prediction, which predicts the token after next."""
 
     blocks: tuple[BlockRefs, ...]  # of the layer, in order of use
     projection: Ref  # `[hidden, 2 * hidden]`: from the normed embedding and the normed hidden states to its input
@@ -269,7 +269,7 @@ class _Resolver:
         return MtpRefs(blocks, projection, self.block("vectors", norms, layer))
 
     def feed_forward(self, names: Names, layer: int, dense_layers: Collection[int] | None) -> tuple[BlockRefs, ...]:
-        """Return references to the tensors of a layer's feed-forward block, or of its block of experts, or of both."""
+        """Return references to the tensors of a layer's feed-forward block, its block of experts, or both."""
         if names.experts is None or self._config.mixture is None:
             return (self.block("ffn", names.ffn, layer),)
         mixture = self._config.mixture
@@ -315,7 +315,9 @@ class _Resolver:
         return Ref(tensor, rows, add, transposed, step, self._heads.get(name.removesuffix(".bias")))
 
     def _present(self, template: str, layer: int, expert: int) -> str:
-        """Return the first alternative of a template whose tensor exists, or else the first of all."""
+        """Return the first alternative of a template whose tensor exists; if no such tensor exists, return the first
+        alternative.
+        """
         first, *others = template.split("|")
         for text in (first, *others) if others else ():
             name = text.partition("?")[0].partition("[")[0]

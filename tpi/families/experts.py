@@ -20,7 +20,8 @@ def mixtral(fields: Fields) -> dict[str, Any]:
 
 
 def sigmoid_mixture(fields: Fields, experts: int, shared: int) -> Mixture:
-    """Return DeepSeek-V3's selection of experts, of which other families have `experts`, and `shared` shared neurons.
+    """Return the `Mixture` that DeepSeek-V3's router has, for a model with `experts` experts and `shared` neurons of
+    shared experts.
 
     The score of an expert is a sigmoid. Groups of experts are ranked by the sum of their two best scores.
     """

@@ -121,7 +121,7 @@ def yarn(base: F32, theta: float, scaling: Fields, context: int) -> Rope:
         raise ModelError(f"rope scaling yarn with a factor of {factor} is not possible")
 
     def dimension(turns: float) -> float:
-        """Return the index (a real number) of the pair that turns this often over the original context."""
+        """Return the index (a real number) of the pair that turns `turns` times over the original context."""
         return rotary * math.log(old / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     turns = [float_field(scaling, name, 0) or default for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0))]
@@ -170,7 +170,7 @@ def divided(base: F32, factors: Sequence[float] | F32 | None, scale: float = 1.0
     """Divide each frequency of `base` by its own factor.
 
     Raises:
-        ModelError: if there is not one positive factor for each frequency.
+        ModelError: unless there are as many positive factors as frequencies.
     """
     try:
         divisors = np.asarray(factors, np.float32)

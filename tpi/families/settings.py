@@ -16,7 +16,7 @@ _KINDS = {"full_attention": False, "attention": False, "sliding_attention": True
 def windows_of(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
     """Return the ModelConfig field `windows`; `sliding` is True for each layer with a sliding window.
 
-    Return no field if no layer has one.
+    Return an empty dictionary if no layer has a sliding window.
     """
     if fields["sliding_window"] is None or not any(sliding):
         return {}
@@ -25,7 +25,8 @@ def windows_of(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
 
 
 def sliding_layers(fields: Fields, otherwise: Sequence[bool]) -> Sequence[bool]:
-    """Return for each layer whether it has a sliding window: from `layer_types`, or `otherwise` if that field is null.
+    """Return one bool for each layer, True if it has a sliding window: from `layer_types`, or `otherwise` if that field
+    is null.
 
     Raises:
         ModelError: if `layer_types` has unsupported kinds, or not one entry for each layer.
@@ -49,7 +50,7 @@ def bool_field(fields: Fields, key: str) -> bool:
     """Return the boolean in the field `key`.
 
     Raises:
-        ModelError: if it is not true or false.
+        ModelError: if the field is not true or false.
     """
     if type(fields[key]) is not bool:
         raise ModelError(f"{key} is {str(fields[key])[:80]!r} in the model's configuration; true or false is expected")
@@ -172,7 +173,7 @@ def opt(fields: Fields) -> dict[str, Any]:
     """Return OPT's fields: LayerNorm, learned positions, ReLU without a gate.
 
     Raises:
-        ModelError: if it is the 350m model, which normalises after its blocks and projects its embedding.
+        ModelError: if the model normalises after its blocks or projects its embedding, as the 350m model does.
     """
     if not fields["do_layer_norm_before"] or fields["_remove_final_layer_norm"]:
         raise ModelError("this OPT model normalises after its blocks (350m), which is not supported; take another size")

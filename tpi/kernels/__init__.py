@@ -71,8 +71,8 @@ class Kernels(Protocol):
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> Prepared:
         """Return the norm of a block's input `x`, rounded if the rows of `spec` are quantised. All segments use it.
 
-        An `x` that other kernels prepared is not normed again. The memory of `into`, which these kernels made, is
-        reused.
+        If other kernels prepared `x`, it is not normed again. `into` is an earlier result of these kernels, whose
+        memory is reused.
         """
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
@@ -95,10 +95,9 @@ class Kernels(Protocol):
     def recur(self, spec: RecurrentSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
         """Return a segment's partial sum of a block with states, `[tokens, hidden]`, before the residual.
 
-        If a norm of its results is spread over nodes (`SpreadNorm`), rows with sums of squares follow.
-        `data` holds the value units, then the key units if there are any. `states` is one layer of
-        `tpi.kernels.kv.States`. The tokens of a sequence must be neighbours in `batch`, in order; its state after the
-        last one is written.
+        If the norm of the block's results is spread over nodes (`SpreadNorm`), rows with sums of squares follow. `data`
+        holds the value units, then the key units if there are any. `states` is one layer of `tpi.kernels.kv.States`.
+        The tokens of a sequence must be neighbours in `batch`, in order; its state after the last one is written.
         """
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:

@@ -44,7 +44,7 @@ def add_residual(residual: Residual, x: F32, total: F32) -> F32:
 
 
 def add_normed(residual: Residual, x: F32, total: F32, norm: Callable[[NormSpec, F32], F32]) -> F32:
-    """Do the same as `add_residual` with the function `norm`, which returns the norm of hidden states."""
+    """Return what `add_residual` returns, with `norm` as the function that computes the norm of hidden states."""
     stacked = residual.stacked
     if residual.spread is not None:
         total = apply_spread(residual.spread, total, len(x))
@@ -62,7 +62,7 @@ def add_normed(residual: Residual, x: F32, total: F32, norm: Callable[[NormSpec,
 def round_activations(x: F32, weights: Format) -> F32:
     """Return `x` as the integer kernels round it: int8 times one scale (largest magnitude / 127) per 32 values.
 
-    For q8 weights, a second int8 in 1/128 of the unit of the first is added to it.
+    For q8 weights, a second int8, in units of scale / 128, is added to the first.
     """
     steps = np.float32(128 if weights == "q8" else 1)
     groups = x.reshape(*x.shape[:-1], -1, GROUP)

@@ -147,7 +147,7 @@ class Steps(Protocol):
 
 
 def projected_on_host(kernels: Steps, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
-    """Return the heads of a spec that is not plain (`is_plain`), with kernels that support only plain ones.
+    """Return the projected heads of a spec that is not plain (`is_plain`), from kernels that support only plain specs.
 
     The kernels project; the host applies norms, clipping and RoPE.
     """

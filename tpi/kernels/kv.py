@@ -125,7 +125,7 @@ PAGES_PER_STATE: Final = 16
 
 
 def states_for(pages: int) -> int:
-    """Return the number of states that a node of a recurrent model has beside `pages` pages."""
+    """Return the number of states that a node of a recurrent model allocates in addition to `pages` pages."""
     return LEAST_STATES + pages // PAGES_PER_STATE
 
 

@@ -74,7 +74,8 @@ def buffer_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int) -
 
 
 def _recurrent(config: ModelConfig, heads: int) -> int:
-    """Return the values that heads with states need for one token, on a node with `heads` query heads in attention.
+    """Return the number of values that heads with states need for one token, on a node with `heads` query heads in
+    attention.
 
     They are: products of q, k, v and gate; q, k and v after the convolution; what the value heads read, and its norm;
     two gates. Value heads are dealt by the same shares as query heads, and may be a unit more.
@@ -95,7 +96,7 @@ def neurons_passed(config: ModelConfig) -> int:
 
 
 def _routed(config: ModelConfig) -> int:
-    """Return the values that experts need for one token.
+    """Return the number of values that experts need for one token.
 
     They are: the token's input again for each expert that it uses, as floats and rounded; one expert's output; logits.
     """

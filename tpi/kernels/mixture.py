@@ -58,7 +58,7 @@ class Normed:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """An expert piece as a separate feed-forward network; `expert` is None for the shared experts."""
+    """An expert piece as a feed-forward network of its own; `expert` is its number, or None for the shared experts."""
 
     expert: int | None
     spec: FfnSpec
@@ -177,7 +177,7 @@ def _add_part(kernels: FeedForward, out: F32, part: _Part, data: U8, normed: F32
 
 
 def _of(part: _Part, routing: Routing, count: int) -> tuple[I32, F32]:
-    """Return the tokens that use a part, and its weight for each."""
+    """Return the tokens that use the piece `part`, and the weight of the piece's output for each of them."""
     if part.expert is None:
         shared = routing.shared
         return np.arange(count, dtype=np.int32), np.ones(count, np.float32) if shared is None else shared
@@ -197,7 +197,7 @@ def _sigmoid(x: F32) -> F32:
 
 
 def _allowed(ranked: F32, groups: int, used: int, counted: int) -> F32:
-    """Return `ranked` with minus infinity for experts whose group is not among the best `used` groups."""
+    """Return the scores `ranked` with minus infinity for the experts of all groups but the best `used` ones."""
     if groups == used:
         return ranked
     grouped = ranked.reshape(len(ranked), groups, -1)

@@ -69,9 +69,9 @@ class SpreadNorm:
 class LatentSpec:
     """The latent vector that a token's keys and values come from, whole on every node (DeepSeek-V2).
 
-    Its first values are normed; the parts of the KV run multiply them. The remaining values are rotated (RoPE) and are
-    the first part of the key of every head. The rest of a head's key comes from its `k`, its value from its `v`, padded
-    with zeros to `head_dim`.
+    The first values are normed, and multiplied by the parts of the KV run. The remaining values are rotated (RoPE) and
+    are the first part of the key of every head. The rest of a head's key comes from its `k`, its value from its `v`,
+    padded with zeros to `head_dim`.
 
     Attributes:
         run: layout of the run with the part `latent` (rows); its units come first in a segment's weights.

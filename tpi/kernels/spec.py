@@ -1,7 +1,7 @@
 """The static description of a block for a kernel (layouts and small vectors), and of the tokens of a step.
 
-A spec is static for one layer on one node and is compared by identity, so that an implementation may keep what it
-derives from one. Head counts, units and biases are this node's own; `hidden` vectors are whole on every node.
+A spec is static for one layer on one node and is compared by identity, so that an implementation may cache what it
+derives from a spec. Head counts, units and biases are this node's own; `hidden` vectors are whole on every node.
 """
 
 from dataclasses import dataclass
@@ -132,17 +132,7 @@ class FfnSpec:
 
 @dataclass(frozen=True, eq=False)
 class RouterSpec:
-    """How the tokens of one block choose their experts; equal on every node.
-
-    Attributes:
-        mixture: the model's settings of experts.
-        norm: norm of the block's input.
-        weight: `[experts, hidden]`.
-        bias: `[experts]` or None; added to the logits.
-        choice: `[experts]` or None; added to the scores for choosing experts, but not for their weights.
-        shared: `[hidden]` or None; the sigmoid of its product with the input multiplies the shared experts' output.
-        factors: `[experts]` or None; multiply the weights of the chosen experts at last.
-    """
+    """The choice of experts for the tokens of one block; equal on every node."""
 
     mixture: Mixture
     norm: NormSpec

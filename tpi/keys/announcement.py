@@ -1,6 +1,6 @@
 """A worker's announcement of itself in its local network (mDNS, RFC 6762 and 6763). It contains nothing secret.
 
-It is not trusted either: the machine at the address must prove that it owns the announced key.
+Receivers do not trust it: the machine at the address must prove that it owns the announced key.
 """
 
 import socket

@@ -141,7 +141,7 @@ def _checked(shared: bytes, side: bytes, message: bytes) -> Introduced:
 class _Line:
     """Messages over a connection, with one deadline for all of them.
 
-    So a slow sender cannot block the other guests.
+    The deadline keeps a slow sender from blocking other guests.
     """
 
     def __init__(self, link: socket.socket, lasts_s: float) -> None:

@@ -34,12 +34,12 @@ class KnownPeers:
         return new
 
     def leave(self, place: Place, key: bytes) -> None:
-        """Forget a key that was not admitted."""
+        """Remove the record of a key that was not admitted."""
         with self._lock:
             self._keys.get(place, set()).discard(key)
 
     def dismiss(self, refused: Refused) -> set[Place]:
-        """Forget and return the places of all keys that are now `refused`.
+        """Remove the records of all keys that are now `refused`, and return their places (plane and address).
 
         The caller has to end the connections from these places.
         """
@@ -51,7 +51,7 @@ class KnownPeers:
 
 
 def caller(address: str) -> str:
-    """Return one spelling of an IP address, however the system writes it; empty for local sockets (ipc)."""
+    """Return an IP address in one normal form, whatever form the system gives; empty for local sockets (ipc)."""
     bare = address.partition("%")[0].removeprefix("::ffff:")
     try:
         return str(ipaddress.ip_address(bare))

@@ -29,7 +29,7 @@ Show = Callable[[str], None]
 
 
 def own_introduction(policy: KeyPolicy, name: str = "") -> Introduced:
-    """Return this machine's key and name, as they are sent to the other machine."""
+    """Return this machine's key and name as `invite` and `accept` send them to the other machine."""
     return Introduced(policy.identity.public, plain(name or socket.gethostname(), 64))
 
 

@@ -145,8 +145,7 @@ class Channel:
     def receive_batch(self) -> Iterator[tuple[bytes, Any]]:
         """Yield the messages that have arrived, as `receive` returns them.
 
-        The iterator ends after `_BATCH_S` seconds or `_BATCH_MESSAGES` messages, so that the caller gets to its other
-        work.
+        The iterator ends after `_BATCH_S` seconds or `_BATCH_MESSAGES` messages, so that the caller can do other work.
         """
         ends = 0.0
         for _ in range(_BATCH_MESSAGES):

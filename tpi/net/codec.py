@@ -50,7 +50,7 @@ _schemas: dict[type, Schema] = {}
 class WrongProtocolError(MessageError):
     """Raised for a message of another protocol.
 
-    `number` is that protocol's number, `version` the sender's TPI version if the message contains it.
+    `number` is the number of the other protocol, `version` the sender's TPI version if the message contains it.
     """
 
     def __init__(self, number: int, version: str = "") -> None:
@@ -103,7 +103,7 @@ def decode(frames: Sequence[Buffer]) -> Any:
 
     Raises:
         WrongProtocolError: if it is of another protocol version.
-        MessageError: if it is not a message.
+        MessageError: if the frames are not a message.
     """
     header = _header(frames)
     if len(header) < 2 or type(header[0]) is not int or type(header[1]) is not str:

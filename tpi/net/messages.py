@@ -353,5 +353,7 @@ class Bye:
 
 
 def master_identity(session: int, link: int | None = None) -> bytes:
-    """Return the routing id of a master's socket to its worker number `link`, or the common prefix of these ids."""
+    """Return the routing id of the socket that a master uses for its worker number `link`, or the prefix that all its
+    ids share.
+    """
     return b"M" + session.to_bytes(8, "little") + (b"" if link is None else link.to_bytes(2, "little"))

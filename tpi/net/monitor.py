@@ -109,7 +109,7 @@ class Arrivals:
 
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
-        self._open: set[int] = set()  # by descriptor
+        self._open: set[int] = set()  # descriptors of the open connections
         self.events: Socket = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 
     def count(self) -> int:

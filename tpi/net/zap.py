@@ -26,7 +26,7 @@ Admits = Callable[[bytes, str], bool]
 class ZapHandler:
     """The ZAP handler of one context.
 
-    Create it before the first socket that needs keys is bound; close it after the last one is closed.
+    Create it before the first socket that needs keys is bound; close it after the last such socket is closed.
     """
 
     def __init__(self, context: "zmq.Context[Socket]", admits: Admits) -> None:
@@ -80,7 +80,7 @@ class ZapHandler:
         return b"the keys of this machine cannot be read"
 
     def _let_in(self, key: bytes, plane: str, where: str) -> bool:
-        """Return True if this key may connect.
+        """Return True if the owner of `key` may connect to `plane`.
 
         The key is recorded before it is looked up: if it is revoked in between, `KnownPeers.dismiss` still finds it.
         """

@@ -118,7 +118,7 @@ def _check_blocks(manifest: Manifest) -> None:
         if not names:
             raise ValueError("a layer has no blocks")
         if config.parallel_experts and [blocks[name].kind for name in names[1:]] != ["ffn", "experts"]:
-            raise ValueError("a layer has not a dense feed-forward block and experts")
+            raise ValueError("a layer lacks its dense feed-forward block or its experts")
         for name in names:
             kind = blocks[name].kind
             if kind not in runs:
@@ -152,7 +152,9 @@ def _check_per_layer(manifest: Manifest) -> None:
 
 
 def _check_mtp(manifest: Manifest) -> tuple[tuple[str, ...], ...]:
-    """Check the projection and the norms of the layer for multi-token prediction; return its blocks, () without one."""
+    """Check the projection and the norms of the layer for multi-token prediction. Return the layer's blocks; () if the
+    model has no such layer.
+    """
     if not manifest.mtp:
         return ()
     projection, norms, *blocks = manifest.mtp

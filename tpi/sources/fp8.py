@@ -24,7 +24,9 @@ F32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Fp8Scales:
-    """How a model's FP8 weights are scaled: `block` is the rows and columns that share a scale, if it is not 0 x 0."""
+    """The sharing of scales in a model's FP8 weights: `block` is the rows and columns that share a scale; 0 x 0 if
+    scales are not by block.
+    """
 
     block: tuple[int, int] = (0, 0)
 
@@ -33,7 +35,7 @@ class Fp8Scales:
         """Return the layout for a block of a configuration, a list of two sizes; None: there are no blocks.
 
         Raises:
-            ModelError: if it is something else.
+            ModelError: if `block` is neither.
         """
         if block is None:
             return cls()
@@ -79,7 +81,7 @@ def _by_rows(codes: SourceTensor, scales: SourceTensor) -> bool:
 
 
 class _Fp8Source:
-    """A `Source` in which FP8 tensors have their values; `scales` has the tensor of scales of each."""
+    """A `Source` that returns the values of FP8 tensors; `scales` has the tensor of scales for each of them."""
 
     def __init__(self, source: Source, scales: Mapping[str, SourceTensor], layout: Fp8Scales) -> None:
         used = {tensor.name for tensor in scales.values()}

@@ -38,7 +38,7 @@ _U64 = struct.Struct("<Q")
 class LongArray:
     """An array of the metadata that was skipped. `GgufSource.array` reads it."""
 
-    kind: int  # GGUF's number of the type of its values
+    kind: int  # GGUF's number for the type of the values
     count: int
     offset: int  # of the first value in the file, bytes
 

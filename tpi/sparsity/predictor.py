@@ -145,12 +145,12 @@ class Predictor:
 
     @property
     def neurons(self) -> int:
-        """Number of neurons that it predicts."""
+        """Number of neurons that the predictor covers."""
         return self.second.count
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk, which count against the size limit of a model's predictors."""
+        """Bytes on disk, which count towards the size limit of a model's predictors."""
         return self.first.stored.nbytes + self.second.stored.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     @property
@@ -174,5 +174,5 @@ class Predictor:
         return found if self.bias is None else found + self.bias
 
     def active(self, x: F32, kernels: Kernels | None = None) -> npt.NDArray[np.bool_]:
-        """Return which neurons are predicted to be active for each token: bool `[tokens, neurons]`."""
+        """Return a mask of the neurons that are predicted to be active for each token: bool `[tokens, neurons]`."""
         return np.asarray(self.scores(x, kernels) >= np.float32(self.threshold))

@@ -50,7 +50,7 @@ def window(share: int) -> int:
 
 
 def inverse(order: I32) -> I32:
-    """Return the inverse permutation: the new number of each old one."""
+    """Return the inverse of the permutation `order`: the new number of each old neuron."""
     found = np.empty_like(order)
     found[order] = np.arange(len(order), dtype=np.int32)
     return found
@@ -71,7 +71,7 @@ def renumbered_profile(use: NeuronProfile, orders: Sequence[I32]) -> NeuronProfi
 def runs_of_active(use: NeuronProfile, orders: Sequence[I32] | None = None) -> float:
     """Return the mean number of contiguous runs that a token's active neurons of a layer form.
 
-    The mean is over the tokens of the sample and all layers. `orders` renumbers the neurons of each layer first.
+    The mean is over the tokens of the sample and all layers, with the neurons of each layer renumbered by `orders`.
     """
     found = 0
     for layer in range(use.layers):

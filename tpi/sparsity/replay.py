@@ -39,7 +39,7 @@ class FfnWeights:
     def gated(self, x: F32) -> F32:
         """Return the activation function of the gate, `[tokens, neurons]`, for the normalised input `x`.
 
-        In a network without a gate, it is applied to up instead.
+        In a network without a gate, the activation function is applied to up instead.
         """
         first = self.up if self.gate is None else self.gate
         bias = self.spec.up_bias if self.gate is None else self.spec.gate_bias
@@ -52,7 +52,7 @@ class FfnWeights:
         return activate(self.spec, None if self.gate is None else biased(x @ self.gate.T, self.spec.gate_bias), up)
 
     def active(self, x: F32) -> npt.NDArray[np.bool_]:
-        """Return which neurons are not 0 for the normalised input `x`: bool `[tokens, neurons]`.
+        """Return a mask of the neurons that are not 0 for the normalised input `x`: bool `[tokens, neurons]`.
 
         The gate alone decides, except with dReLU, where gate and up decide together.
         """

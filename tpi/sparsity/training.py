@@ -126,7 +126,7 @@ def training_bytes(hidden: int, neurons: int, most_bytes: float, layers: int) ->
 def _threshold(plain: Predictor, examples: LayerExamples, recall: float) -> float:
     """Return the highest threshold at which at least `recall` of the active neurons are chosen.
 
-    If no neuron is active, it is above all scores.
+    If no neuron is active, the threshold is above all scores.
     """
     wanted, most = [np.zeros(0, np.float32)], 0.0
     for x, active in examples.pieces():

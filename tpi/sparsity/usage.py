@@ -51,8 +51,8 @@ class NeuronProfile:
     def extended(self, counts: I64, bits: U8) -> "NeuronProfile":
         """Return the profile with more tokens added.
 
-        `counts` `[layers, neurons]` is how many of them activate each neuron; `bits` `[layers, tokens, bytes]` has
-        the active neurons of each.
+        `counts` `[layers, neurons]` is the number of the added tokens that activate each neuron; `bits` `[layers,
+        tokens, bytes]` has the active neurons of each added token.
         """
         room = max(0, SAMPLE - self.bits.shape[1])
         kept = np.concatenate([self.bits, bits[:, :room]], axis=1)
@@ -73,7 +73,8 @@ class NeuronProfile:
         return np.unpackbits(self.bits[layer], axis=1, count=self.neurons, bitorder="little").astype(bool)
 
     def coactivation_counts(self, layer: int, ahead: int = 0) -> F32:
-        """Return how many tokens of the sample activate each pair of neurons: float32 `[neurons, neurons]`.
+        """Return the number of tokens of the sample that activate both neurons of each pair: float32 `[neurons,
+        neurons]`.
 
         The first neuron of a pair is of `layer`, the second of `layer + ahead`.
         """
@@ -81,7 +82,8 @@ class NeuronProfile:
         return np.asarray(first.T @ second, np.float32)
 
     def foretold(self, layer: int, ahead: int) -> float:
-        """Return how well single neurons of `layer` predict those of `layer + ahead`, from 0 to 1.
+        """Return a score from 0 to 1: the reliability with which single neurons of `layer` predict those of `layer +
+        ahead`.
 
         Each neuron of the later layer has a best companion among the most active of `layer`: the one with which it is
         active most reliably. The result is the share of the companion's tokens that activate the neuron, too, averaged
@@ -139,7 +141,7 @@ def load_profile(path: Path) -> NeuronProfile:
 
 
 def save_marks(path: Path, marks: Active) -> None:
-    """Write which neurons a GPU should hold, from bool `[layers, neurons]`.
+    """Write `marks`, bool `[layers, neurons]`, which are True for the neurons that a GPU should hold.
 
     Raises:
         WeightsError: if the file cannot be written.

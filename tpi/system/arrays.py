@@ -19,7 +19,7 @@ def save_arrays(path: Path, **arrays: npt.ArrayLike) -> None:
     """Write arrays under their names.
 
     Raises:
-        WeightsError: if they cannot be written.
+        WeightsError: if the file cannot be written.
     """
     buffer = io.BytesIO()
     named: dict[str, Any] = {name: np.asarray(array) for name, array in arrays.items()}

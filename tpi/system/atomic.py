@@ -8,7 +8,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` to `path`, readable only for its owner. An existing file is replaced once all is written.
 
     Raises:
-        OSError: if it cannot be written. No partial file is left behind.
+        OSError: if the file cannot be written. No partial file is left behind.
     """
     from tempfile import mkstemp  # imported here to save memory in an idle worker
 

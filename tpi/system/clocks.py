@@ -8,7 +8,7 @@ PAUSE_S = 1.0  # a longer time between two calls of a clock that is read constan
 def since_boot() -> float:
     """Return seconds since boot, including the time in which the machine was suspended.
 
-    On systems that do not count that time, return `time.monotonic()`.
+    On systems that do not count the time of suspension, return `time.monotonic()`.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 

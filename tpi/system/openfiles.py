@@ -31,12 +31,12 @@ def require_open_files(needed: int, what: str, otherwise: str = "") -> None:
 
 
 def way_to_write(error: OSError, otherwise: str) -> str:
-    """Return what to do about `error`, which prevented a write: raise a limit, else `otherwise`."""
+    """Return advice for the user after `error`, which prevented a write: raise a limit, or else `otherwise`."""
     return "raise the limit of open files (ulimit -n)" if error.errno in _TOO_MANY else otherwise
 
 
 def way_to_read(error: OSError, otherwise: str) -> str:
-    """Return what to do about `error`, which prevented a read; `otherwise` if the file may be damaged."""
+    """Return advice for the user after `error`, which prevented a read; `otherwise` if the file may be damaged."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return "give this user permission to read it"
     if error.errno == errno.ENOMEM:

@@ -10,7 +10,8 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def allowed_cores(root: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> float:
-    """Return how many cores this process may keep busy: those it may run on, within the quotas of its control groups.
+    """Return the number of cores that this process may keep busy: the cores it may run on, within the quotas of its
+    control groups.
 
     `root` is the mount point of the control groups; the file `own` names those of this process.
     """

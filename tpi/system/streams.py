@@ -51,5 +51,5 @@ def filter_output() -> None:
 
 
 def unfiltered(stream: TextIO) -> TextIO:
-    """Return the stream below the filter of `stream`, for text that was filtered before or is not for a terminal."""
+    """Return the unfiltered stream below `stream`, for text that was filtered before or does not go to a terminal."""
     return stream.unfiltered if isinstance(stream, FilteredStream) else stream

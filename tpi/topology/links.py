@@ -57,7 +57,7 @@ class LinkTable:
     def bytes_per_s(self, rank: int) -> float:
         """Return the total rate in bytes per second at which a node can send or receive.
 
-        It is that of its best link, because its links share one network adapter.
+        The rate is that of the node's best link, because its links share one network adapter.
         """
         return max((link.bytes_per_s for link in self.of(rank)), default=float("inf"))
 

@@ -121,7 +121,7 @@ class Topology:
         """Return the device called `name`.
 
         Raises:
-            UsageError: if there is none with this name. The message lists the names.
+            UsageError: if the topology has no such device. The message lists the names.
         """
         for device in self.devices:
             if device.name == name:

@@ -75,7 +75,7 @@ class TensorTable:
         """Return the tensor of a contiguous array, with its shape and dtype: uint8, int8, float16 or float32.
 
         Raises:
-            DeviceError: if it is not contiguous, or not in the memory of this device.
+            DeviceError: if the array is not contiguous, or not in the memory of this device.
         """
         if array.dtype not in _TYPES or not array.flags.c_contiguous:
             raise DeviceError(f"memory of {self._backend.name} must be contiguous uint8, int8, float16 or float32")

@@ -59,7 +59,7 @@ class StretchFactor:
         """Raise an error if more than the share `allowed` of the tasks since calibration overran.
 
         Raises:
-            EmulationError: if they did. The message says what would help.
+            EmulationError: if more tasks overran. The message says which setting would help.
         """
         with self._lock:
             if self.overruns > allowed * self.tasks:

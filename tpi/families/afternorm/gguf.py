@@ -13,7 +13,8 @@ _HYBRID_LAYERS = 64  # llama.cpp uses EXAONE 4's windows in models of so many la
 
 
 def olmo2(fields: Fields) -> dict[str, Any]:
-    """Return the fields of OLMo 2 and, if there is a sliding window, of OLMo 3: its layers have unscaled RoPE.
+    """Return the fields of OLMo 2 or, if the file has a sliding window, of OLMo 3, whose sliding layers have unscaled
+    RoPE.
 
     Raises:
         ModelError: if sliding layers have another rotary base than the others.

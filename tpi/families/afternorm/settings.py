@@ -18,7 +18,7 @@ def olmo2(fields: Fields) -> dict[str, Any]:
 
 
 def olmo3(fields: Fields) -> dict[str, Any]:
-    """Return OLMo 3's fields: OLMo 2's, and three of four layers have a sliding window and RoPE without scaling.
+    """Return OLMo 3's fields: those of OLMo 2, and sliding windows with unscaled RoPE in three of four layers.
 
     Raises:
         ModelError: if only the outer `rope_theta` gives the base of sliding layers, and it is not the usual one.

@@ -28,12 +28,14 @@ LFM3 = _CONV | {
 
 
 def older_dense(fields: Fields) -> Fields:
-    """Return the fields of LFM2's config.json, in which names of older files have become those of transformers."""
+    """Return the fields of LFM2's config.json under the names that transformers uses now, in place of the names of
+    older files.
+    """
     return _renamed(fields, {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"})
 
 
 def older_experts(fields: Fields) -> Fields:
-    """Return the same for LFM2 with experts."""
+    """Return the fields of the config.json of LFM2 with experts under the names that transformers uses now."""
     return _renamed(fields, {"tie_embedding": "tie_word_embeddings"})
 
 

@@ -14,7 +14,7 @@ from tpi.sources.heads import HeadOrder
 
 
 def dense(fields: Fields) -> dict[str, Any]:
-    """Return the fields of Qwen3.5. The layers for the prediction of further tokens, the last ones, do not count.
+    """Return the fields of Qwen3.5. The number of layers excludes the last ones, which predict further tokens.
 
     Raises:
         ModelError: if sizes contradict each other.

@@ -83,7 +83,9 @@ def adapt_refs(model: Model, fields: Fields) -> Model:
 
 
 def adapt_next_refs(model: Model, fields: Fields) -> Model:
-    """Do the same for Qwen3-Next, which interleaves q, k, v and the gate, and a and b, by key head."""
+    """Return the references of Qwen3-Next with the parts of its fused tensors, which interleave q, k, v and the gate,
+    and a and b, by key head.
+    """
     delta = model.config.delta
     if delta is None:
         return adapt(model, {}, {})

@@ -87,7 +87,7 @@ def _gguf(fields: Fields) -> dict[str, Any]:
 
 
 def _plain_final(model: Model, fields: Fields | Callable[[str], bool]) -> Model:
-    """Return the model, whose final norm is stored as it is, unlike those of layers."""
+    """Return the model with a final norm whose weights are read as stored, without the offset of the layers' norms."""
     vectors = tuple((name, replace(ref, add=0.0)) for name, ref in model.final.vectors)
     return replace(model, final=replace(model.final, vectors=vectors))
 

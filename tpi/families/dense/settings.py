@@ -19,7 +19,7 @@ def gemma(fields: Fields) -> dict[str, Any]:
 
 
 def gguf_gemma(fields: Fields) -> dict[str, Any]:
-    """Return the same from the metadata of a GGUF file."""
+    """Return Gemma's fields from the metadata of a GGUF file: a scaled embedding, and GELU by its tanh formula."""
     return {"activation": "gelu_tanh", "embed_scale": size_field(fields, "embedding_length") ** 0.5}
 
 
@@ -50,7 +50,9 @@ def ministral3(fields: Fields) -> dict[str, Any]:
 
 
 def gguf_ministral3(fields: Fields) -> dict[str, Any]:
-    """Return the same from the metadata of a GGUF file."""
+    """Return the fields of Ministral 3 from the metadata of a GGUF file: queries grow with the logarithm of the
+    position.
+    """
     context = size_field(fields, "context_length")
     return {
         "query_growth": float_field(fields, "attention.temperature_scale", 0.0),

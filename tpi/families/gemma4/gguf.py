@@ -45,7 +45,7 @@ def gemma4(fields: Fields) -> dict[str, Any]:
 
 
 def adapt_refs(model: Model, has: Callable[[str], bool]) -> Model:
-    """Return the model, in which layers that read the keys and values of others have none.
+    """Return the model without keys and values in the layers that read those of other layers.
 
     Raises:
         ModelError: if it lacks the rotary factors that say which values full layers rotate, or embeddings of layers.
@@ -73,7 +73,7 @@ def _local(fields: Fields, head_dim: int) -> rope.Rope:
     """Return the rotary frequencies of sliding layers, which are not scaled.
 
     Raises:
-        ModelError: if they have a scaling in llama.cpp that is not supported.
+        ModelError: if llama.cpp would scale the frequencies in a way that is not supported.
     """
     if fields.get("rope.scaling.type") == "yarn" or float_field(fields, "rope.scaling.yarn_ext_factor", -1.0) > 0:
         raise ModelError("rope scaling yarn is not supported for this architecture; convert the model without it")
@@ -85,7 +85,7 @@ def _alike(fields: Fields, key: str, sliding: list[bool], slides: bool) -> int:
     """Return the value of `key`, a number or a list of one for each layer, in the layers of one kind.
 
     Raises:
-        ModelError: if it differs between them.
+        ModelError: if the value differs between layers of one kind.
     """
     given = fields.get(key)
     if not isinstance(given, list):
@@ -102,7 +102,7 @@ def _neurons(fields: Fields, sliding: list[bool]) -> dict[str, Any]:
     """Return the ModelConfig fields of neurons, and of layers that read the keys and values of others.
 
     Raises:
-        ModelError: if layers have other numbers of neurons than twice as many in those that read the keys of others.
+        ModelError: if the layers differ in their neurons, unless those that read the keys of others have twice as many.
     """
     shared, given = int_field(fields, "attention.shared_kv_layers", 0), fields.get("feed_forward_length")
     own = len(sliding) - shared

@@ -81,7 +81,7 @@ def gemma4(fields: Fields) -> dict[str, Any]:
 
 
 def _embeddings(fields: Fields) -> dict[str, Any]:
-    """Return the ModelConfig field of embeddings of each layer, if there are any.
+    """Return the ModelConfig field for the embeddings of each layer; empty if the model has none.
 
     Raises:
         ModelError: if they are of another vocabulary.
@@ -108,7 +108,7 @@ def _experts(fields: Fields) -> dict[str, Any]:
 def adapt_refs(model: Model, fields: Fields) -> Model:
     """Return the references in which the values of full layers come from their keys, if `attention_k_eq_v` is true.
 
-    Layers that read the keys and values of others have none.
+    The references to keys and values are removed from layers that read those of other layers.
     """
     model = without_keys(model, "*.layers.{i}.self_attn.{part}_*")
     if not bool_field(fields, "attention_k_eq_v"):
@@ -129,7 +129,7 @@ def adapt_refs(model: Model, fields: Fields) -> Model:
 
 
 def _sliding(fields: Fields) -> Sequence[bool]:
-    """Return for each layer whether it has a sliding window; the last never has one, as in transformers."""
+    """Return one bool for each layer, True if it has a sliding window; False for the last layer, as in transformers."""
     every = layer_range(fields)
     return [*sliding_layers(fields, [(layer + 1) % _PERIOD != 0 for layer in every])[:-1], False]
 
@@ -159,7 +159,8 @@ def _overrides(fields: Fields, sliding: Sequence[bool]) -> list[dict[str, Any]]:
     """Return the fields of each layer that replace the model's.
 
     Raises:
-        ModelError: if a layer has others than heads, or `per_layer_config` is not an object of objects.
+        ModelError: if a layer overrides a field that is not about heads, or `per_layer_config` is not an object of
+            objects.
     """
     given = fields[LAYERS]
     if given is None:

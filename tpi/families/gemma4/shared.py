@@ -18,7 +18,7 @@ def shared_settings(shared: int, wide: bool, sliding: Sequence[bool], intermedia
 
     Args:
         shared: the number of such layers, the last ones.
-        wide: they have twice as many neurons as the others.
+        wide: True if such layers have twice as many neurons as the others.
         sliding: for each layer, whether it has a sliding window.
         intermediate: the neurons of the other layers.
 
@@ -40,7 +40,7 @@ def shared_settings(shared: int, wide: bool, sliding: Sequence[bool], intermedia
 
 
 def without_keys(model: Model, unused: str) -> Model:
-    """Return the model in which layers that read the keys and values of others have none.
+    """Return the model without keys and values in the layers that read those of other layers.
 
     If the model has no embeddings of layers, the references to them are removed.
 
@@ -71,7 +71,7 @@ def _with_embeddings(model: Model) -> Model:
     """Return the model, without references to embeddings of layers if its configuration has none.
 
     Raises:
-        ModelError: if a tensor of theirs is missing.
+        ModelError: if a tensor of the embeddings of layers is missing.
     """
     if not model.config.per_layer:
         layers = tuple(tuple(_without(refs) for refs in own) for own in model.layers)

@@ -48,7 +48,8 @@ def olmoe(fields: Fields) -> dict[str, Any]:
 def granite(fields: Fields) -> dict[str, Any]:
     """Return the fields of Granite with experts: softmax over the selected experts, and Granite's multipliers.
 
-    There may be shared experts too. Granite 4 without experts has this architecture if no layer has Mamba2.
+    The model may have shared experts too. Files of Granite 4 without experts name this architecture if no layer has
+    Mamba2.
     """
     if not fields.get("expert_count"):
         return settings.dense_granite(fields)

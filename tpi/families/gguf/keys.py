@@ -71,7 +71,7 @@ class Keys(Mapping[str, Any]):
         """Check that all keys have been read, do not change the computation, or have a neutral value.
 
         Raises:
-            ModelError: if there are others; the message names the first ones.
+            ModelError: if a key fails this check; the message names the first ones.
         """
         left = [key for key in self._values if key not in self._read and not self._harmless(key)]
         if left:

@@ -12,7 +12,7 @@ def main_layers(fields: Fields) -> int:
     """Return the number of layers without those for prediction.
 
     Raises:
-        ModelError: if none are left, or if there are more than 4 for prediction.
+        ModelError: if no other layer is left, or if there are more than 4 layers for prediction.
     """
     every, ahead = size_field(fields, "block_count"), int_field(fields, "nextn_predict_layers", 0)
     if not 0 <= ahead < min(every, _MOST + 1):
@@ -22,6 +22,8 @@ def main_layers(fields: Fields) -> int:
 
 
 def without_prediction(model: Model) -> Model:
-    """Return the model, in which the layers for prediction may go unused."""
+    """Return the model with the tensors of its layers for prediction declared as unused, so that packing does not
+    refuse them.
+    """
     last = (f"blk.{model.config.layers + number}.*" for number in range(_MOST))
     return replace(model, ignored_tensors=(*model.ignored_tensors, *last))

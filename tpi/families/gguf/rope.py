@@ -78,7 +78,7 @@ def extrapolates(fields: Fields) -> bool:
 def _extrapolation(fields: Fields, kind: object) -> float:
     """Return the weight of YaRN's ramp between unscaled and scaled frequencies; 0 leaves all of them scaled.
 
-    It is the file's, or else 1 for YaRN and 0 for other types of scaling.
+    The weight is the file's, or else 1 for YaRN and 0 for other types of scaling.
     """
     given = float_field(fields, "rope.scaling.yarn_ext_factor", -1.0)
     return given if given >= 0 else float(kind == "yarn")

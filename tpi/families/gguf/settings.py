@@ -116,7 +116,9 @@ def granite(fields: Fields) -> dict[str, Any]:
 
 
 def dense_granite(fields: Fields) -> dict[str, Any]:
-    """Return the fields of Granite without experts. The converter of Granite 4 says that they are shared experts."""
+    """Return the fields of Granite without experts. In files of Granite 4, the converter describes the feed-forward
+    network as shared experts.
+    """
     shared, _ = int_field(fields, "expert_shared_feed_forward_length", 0), fields.get("feed_forward_length")
     return granite(fields) | ({"intermediate": shared} if shared else {})
 
@@ -129,11 +131,11 @@ def _share(fields: Fields) -> int:
 def sliding_pattern(fields: Fields, default: int) -> list[bool]:
     """Return for each layer whether it has a sliding window.
 
-    The file's pattern is a list with one entry for each layer, or a period: the last layer of each period has
-    full attention. `default` is the period if the file has no pattern; with a period of 0, all layers slide.
+    The file's pattern is a list with one entry for each layer, or a period: the last layer of each period has full
+    attention. `default` is the period if the file has no pattern; with a period of 0, all layers slide.
 
     Raises:
-        ModelError: if the pattern is neither.
+        ModelError: if the pattern is neither a list nor a period.
     """
     found, layers = fields.get("attention.sliding_window_pattern"), _layers(fields)
     if isinstance(found, list) and len(found) == layers and all(type(slides) is bool for slides in found):

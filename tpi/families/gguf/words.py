@@ -1,6 +1,7 @@
 """The ways in which byte-level vocabularies split text into words, by their name in `tokenizer.ggml.pre`.
 
-The names are llama.cpp's. Each way is that of the tokenizer.json, or the tiktoken pattern, of the models that use it.
+The names are llama.cpp's. The patterns are taken from the tokenizer.json, or the tiktoken pattern, of the models that
+use each name.
 """
 
 from dataclasses import dataclass

@@ -20,8 +20,8 @@ _ELEMENTS = {
 def from_config(fields: Fields, where: str) -> tuple[Model, FileSource]:
     """Return the model of a config.json without weights, and a source with all its tensors.
 
-    Each tensor has as many columns as the hidden size, since layouts do not depend on the actual number. Reading one
-    fails.
+    Each tensor has as many columns as the hidden size, since layouts do not depend on the actual number. Reading a
+    tensor fails.
 
     Args:
         fields: the parsed config.json.

@@ -114,7 +114,7 @@ _NULLABLE = frozenset(
 def with_defaults(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that are in `defaults`, with its value for each that is missing.
 
-    A null value is kept where it stands for "none".
+    A null value is kept if null is a valid value of the field.
 
     Raises:
         ModelError: if a field that must have a value is null, or a field of `REFUSED` would change the answers.

@@ -17,7 +17,7 @@ _SCALED = ("llama3", "yarn", "longrope")  # kinds of scaling that have an origin
 
 
 def flat(fields: Fields, head_dim: int, context: int, partial: bool = False) -> Rope:
-    """Return the frequencies of a model in which all layers have the same.
+    """Return the rotary frequencies of a model whose layers all use the same ones.
 
     Args:
         fields: the complete fields of a config.json.
@@ -39,7 +39,7 @@ def flat(fields: Fields, head_dim: int, context: int, partial: bool = False) -> 
 
 
 def per_kind(fields: Fields, head_dim: int, context: int) -> tuple[Rope, Rope]:
-    """Return the frequencies of full and of sliding layers (Gemma 3).
+    """Return the rotary frequencies of full layers, and those of sliding layers (Gemma 3).
 
     `rope_parameters` may hold an object for each kind of layer. `rope_scaling` applies only to full layers.
 
@@ -60,7 +60,7 @@ def per_kind(fields: Fields, head_dim: int, context: int) -> tuple[Rope, Rope]:
 def of_kind(fields: Fields, kind: str, head_dim: int, otherwise: Fields) -> Rope:
     """Return the rotary frequencies of the layers of `kind`, whose heads have `head_dim` values.
 
-    `rope_parameters` has an object for each kind of layers; `otherwise` is used if it is null.
+    `rope_parameters` has an object for each kind of layers; `otherwise` is used if `rope_parameters` is null.
     Proportional RoPE rotates the first pairs of a head, with frequencies as if it rotated all of them.
 
     Raises:
@@ -173,7 +173,9 @@ def unread(fields: Fields, partial: bool) -> list[str]:
 
 
 def _foreign(found: Fields, fields: Fields, partial: bool) -> list[str]:
-    """Return the sorted keys of an object that its kind of scaling lacks, or that a top-level field overrides."""
+    """Return the sorted keys of an object of scaling that have no effect: keys unknown to its kind, or overridden by a
+    top-level field.
+    """
     kind = _kind(found)
     known = _KEYS | _KEYS_OF[kind if kind in _KEYS_OF else "dynamic"]
     known |= _SECTIONS if partial else set()

@@ -48,7 +48,7 @@ def adapt_gguf_refs(model: Model, has: Callable[[str], bool]) -> Model:
 
 
 def _sizes(fields: Fields) -> HeadSizes:
-    """Return the sizes of heads.
+    """Return the numbers of values in the parts of a head.
 
     In newer files, `attention.key_length` and `attention.value_length` are sizes after weight absorption; the metadata
     keys that end in `_mla` have the actual sizes.

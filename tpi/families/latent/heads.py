@@ -99,8 +99,8 @@ def with_separate_kv(model: Model) -> Model:
 def with_query_latent(model: Model, own: str, names: Mapping[str, str]) -> Model:
     """Return the model with queries that come from a latent vector.
 
-    `names` has the end of the tensor's name for each part and vector, in place of `own`, the end of the name that q has
-    in models without such a vector.
+    `own` is the end of the name of the tensor of q in models without such a vector. `names` has the ends of the names
+    that replace it, one for each part and vector.
     """
 
     def block(refs: BlockRefs) -> BlockRefs:

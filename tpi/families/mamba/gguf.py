@@ -19,7 +19,7 @@ def granite_hybrid(fields: Fields) -> dict[str, Any]:
 
 
 def hybrid(fields: Fields) -> dict[str, Any]:
-    """Return the KV heads, the kinds of the layers, and the settings of those with Mamba2.
+    """Return the ModelConfig fields for the KV heads, for the kinds of the layers, and for the Mamba2 layers.
 
     Raises:
         ModelError: if layers with attention differ in their KV heads, or sizes contradict each other.
@@ -90,7 +90,7 @@ def nemotron_refs(model: Model, has: Callable[[str], bool]) -> Model:
 def _kinds(fields: Fields) -> list[Kind]:
     """Return the kind of each block. A block without KV heads and without neurons has Mamba2.
 
-    The blocks for the prediction of further tokens, the last ones, do not count.
+    The result leaves out the last blocks, which predict further tokens.
     """
     feed_forward: Kind = "moe" if fields.get("expert_count") else "mlp"
     counts = zip(_counts(fields, "attention.head_count_kv"), _counts(fields, "feed_forward_length"), strict=True)
@@ -113,7 +113,7 @@ def _width(fields: Fields, key: str) -> int:
     """Return the one number above 0 that `key` lists, or 1 if there is none.
 
     Raises:
-        ModelError: if there are several.
+        ModelError: if the list has several numbers above 0.
     """
     found = {*_counts(fields, key)} - {0}
     if len(found) > 1:

@@ -11,7 +11,7 @@ _UP_DOWN = ("up", "down")
 
 
 def block(norm: str, prefix: str, fused: str, names: dict[str, str]) -> dict[str, str]:
-    """Return the templates of a Mamba2 block; `names` has those without a layer in them, after `prefix`."""
+    """Return the templates of a Mamba2 block. `names` maps parts to tensor names that follow `prefix`."""
     biases = {f"conv.{part}.bias": names["bias"] for part in CONVOLVED}
     convolutions = {f"conv.{part}": names["conv"] for part in CONVOLVED}
     own = {name: text for name, text in names.items() if name not in ("conv", "bias")}

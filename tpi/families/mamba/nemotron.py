@@ -1,6 +1,6 @@
 """Settings of Nemotron-H and Nemotron 3, whose sources number blocks: Mamba2, attention, a network or experts.
 
-A layer of TPI begins with each block of Mamba2 or attention; the networks and experts that follow belong to it.
+In TPI, each block of Mamba2 or attention begins a layer; the networks and experts that follow belong to that layer.
 """
 
 from collections.abc import Collection, Sequence
@@ -62,7 +62,7 @@ def layers_of(kinds: Sequence[Kind]) -> dict[str, Any]:
 
 
 def joined(kinds: Sequence[Kind]) -> Numbers:
-    """Return the numbers of the blocks of each layer.
+    """Return the numbers of the blocks that form each layer, from the kinds of all blocks.
 
     Raises:
         ModelError: if the first block is neither Mamba2 nor attention.
@@ -74,7 +74,7 @@ def joined(kinds: Sequence[Kind]) -> Numbers:
 
 
 def numbers(fields: Fields) -> Numbers:
-    """Return the numbers of the blocks of each layer, from a config.json."""
+    """Return the numbers of the blocks that form each layer, from the fields of a config.json."""
     return joined(_kinds(fields))
 
 

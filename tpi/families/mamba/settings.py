@@ -18,7 +18,8 @@ _INFINITY = {"{'__float__': 'Infinity'}": math.inf}  # as transformers writes it
 
 
 def granite_hybrid(fields: Fields) -> dict[str, Any]:
-    """Return the fields of Granite 4: layers of Mamba2 or attention, with experts or without, with RoPE or without.
+    """Return the fields of Granite 4, whose layers have Mamba2 or attention, experts or a dense network, and may lack
+    RoPE.
 
     Raises:
         ModelError: if a setting is not supported.

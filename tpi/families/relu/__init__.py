@@ -1,1 +1,3 @@
-"""Families with ReLU, in which most neurons are inactive. ReluLLaMA is not one: it is Llama with another activation."""
+"""Families with ReLU, in which most neurons are inactive. ReluLLaMA belongs to the family of Llama, with another
+activation.
+"""

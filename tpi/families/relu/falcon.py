@@ -1,8 +1,8 @@
 """The Falcon family: parallel attention and feed-forward blocks, and one tensor for queries, keys and values.
 
-In the newer architecture, that tensor holds for each KV head its query heads, then its key, then its value. So does the
-older architecture with one KV head for each query head. With one KV head in all, it holds all queries, the key, then
-the value.
+In the newer architecture, that tensor holds for each KV head its query heads, then its key, then its value. The older
+architecture does the same if each query head has a KV head. If the model has a single KV head, the tensor holds all
+queries, the key, then the value.
 """
 
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def _kv_heads(fields: Fields, heads: int, newer: bool) -> int:
 
 
 def _norms(fields: Fields) -> int:
-    """Return the number of norms of a layer with parallel blocks."""
+    """Return the number of norms (1 or 2) of a layer whose attention and feed-forward blocks are parallel."""
     default = 2 if fields["new_decoder_architecture"] else 1
     return size_field({"num": fields["num_ln_in_parallel_attn"]}, "num", default)
 

@@ -17,7 +17,7 @@ def glm4(fields: Fields) -> dict[str, Any]:
     """Return the fields of GLM-4.5. The layers for the prediction of further tokens, the last ones, do not count.
 
     Raises:
-        ModelError: if no layer is left.
+        ModelError: if all layers are for the prediction of further tokens.
     """
     for key in ("leading_dense_block_count", "rope.dimension_sections"):
         fields.get(key)  # mark as read: the tensors say which layers have experts; text has one position per token
@@ -30,7 +30,7 @@ def glm4(fields: Fields) -> dict[str, Any]:
 
 
 def without_prediction(model: Model, has: Callable[[str], bool]) -> Model:
-    """Return the model, in which the layers for the prediction of further tokens may go unused."""
+    """Return the model with the tensors of the layers for prediction of further tokens declared as ignored."""
     last = (f"blk.{model.config.layers + number}.*" for number in range(4))
     return replace(model, ignored_tensors=(*model.ignored_tensors, *last))
 
@@ -38,7 +38,7 @@ def without_prediction(model: Model, has: Callable[[str], bool]) -> Model:
 def exaone(fields: Fields) -> dict[str, Any]:
     """Return the fields of EXAONE with experts: three of four layers have a sliding window, and only these have RoPE.
 
-    The layers for the prediction of further tokens, the last ones, do not count.
+    The number of layers excludes the last ones, which predict further tokens.
     """
     fields.get("leading_dense_block_count")  # mark as read: the tensors say which layers have experts
     layers, window = main_layers(fields), size_field(fields, "attention.sliding_window")

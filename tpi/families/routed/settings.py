@@ -48,12 +48,12 @@ def dense_exaone(fields: Fields) -> Collection[int]:
 
 
 def adapt_exaone(model: Model, fields: Fields) -> Model:
-    """Return the model, in which tensors for the prediction of further tokens may go unused."""
+    """Return the model with the tensors for the prediction of further tokens declared as ignored."""
     return replace(model, ignored_tensors=(*model.ignored_tensors, "mtp.*"))
 
 
 def without_prediction(model: Model, fields: Fields) -> Model:
-    """Return the model, in which the layers for the prediction of further tokens may go unused."""
+    """Return the model with the tensors of the layers for prediction of further tokens declared as ignored."""
     prefix = model.embedding.tensor.removesuffix("embed_tokens.weight")
     ahead = range(int_field(fields, "num_mtp_layers", 0))
     left = tuple(f"{prefix}layers.{model.config.layers + number}.*" for number in ahead[:16])

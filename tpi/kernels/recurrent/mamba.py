@@ -19,8 +19,8 @@ from tpi.kernels.spec import F32, Batch, MambaSpec
 def mix(spec: MambaSpec, projected: F32, normed: F32, gate: F32, states: F32, batch: Batch) -> tuple[F32, F32]:
     """Return the results of the heads, gated and normed, `[tokens, heads * value]`. Write the states.
 
-    If the norm is spread over nodes, they are multiplied by its weights only. The second value has the sum of the
-    squares of each token's results before that, `[tokens]`.
+    If the norm is spread over nodes, the results are only multiplied by its weights. The second value returned is the
+    sum of squares of each token's results before that product, `[tokens]`.
 
     Args:
         spec: the heads.

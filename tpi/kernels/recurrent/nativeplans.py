@@ -11,7 +11,7 @@ from tpi.kernels.spec import F32
 
 
 def plan_recurrent(spec: RecurrentSpec) -> _native.RecurrentPlan:
-    """Return the plan of a block with states; the first call makes it."""
+    """Return the C++ plan of a block with states. The first call makes the plan and caches it in `spec`."""
     plan: _native.RecurrentPlan | None = vars(spec).get(PLAN)
     if plan is None:
         plan = vars(spec)[PLAN] = _new(spec)

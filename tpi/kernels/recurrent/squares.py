@@ -1,8 +1,8 @@
 """Sums of squares that travel with a partial result, for a norm over the heads of all nodes (`SpreadNorm`).
 
-Rows after those of the tokens hold them, divided by the root of the number of values. Each is repeated to fill a group,
-which has a scale of its own in the wire format q8: so it is not rounded to the scale of another token's, and root mean
-squares from 1e-3 to 400 stay within the range of that scale.
+The sums are in rows that follow the tokens' rows, divided by the root of the number of values. Each sum is repeated to
+fill a group of 32 values, which has its own scale in the wire format q8. So one token's sum is not rounded to the scale
+of another's. Root mean squares from 1e-3 to 400 stay within the range of a scale.
 """
 
 import numpy as np
@@ -12,7 +12,9 @@ from tpi.pack.layout import GROUP
 
 
 def square_rows(spec: RecurrentSpec, tokens: int) -> int:
-    """Return the number of rows that follow those of `tokens` tokens in a partial result; 0 without a spread norm."""
+    """Return the number of rows with sums of squares that follow the rows of `tokens` tokens in a partial result; 0
+    without a spread norm.
+    """
     return _rows(tokens, spec.hidden) if isinstance(spec, MambaSpec) and spec.spread else 0
 
 
@@ -24,7 +26,9 @@ def attach(partial: F32, squares: F32, norm: SpreadNorm) -> F32:
 
 
 def apply_spread(norm: SpreadNorm, total: F32, tokens: int) -> F32:
-    """Return the sum over all nodes after the norm, `[tokens, hidden]`; `total` has the rows that follow, too."""
+    """Return the first `tokens` rows of `total`, the sum over all nodes, after the norm: `[tokens, hidden]`. The
+    further rows of `total` hold the sums of squares.
+    """
     squares = total[tokens:].reshape(-1)[: tokens * GROUP : GROUP]
     factor = 1 / np.sqrt(squares * np.float32(norm.values**-0.5) + np.float32(norm.eps))
     return np.asarray(total[:tokens] * factor[:, None], np.float32)

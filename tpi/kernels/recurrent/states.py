@@ -10,7 +10,7 @@ from tpi.kernels.spec import F32, I32, Batch, HeadsSpec, RecurrentSpec
 
 
 def refused(device: str) -> KernelError:
-    """Return the error for a device without kernels for these blocks."""
+    """Return the error that says that `device` has no kernels for blocks with states."""
     return KernelError(f"{device} has no kernels for blocks with states; use --device cpu")
 
 
@@ -18,7 +18,7 @@ def sequences(spec: RecurrentSpec, states: F32, batch: Batch) -> Iterator[tuple[
     """Yield the tokens of each sequence of the batch, the slot of the state to read (-1: none), and the one to write.
 
     Raises:
-        KernelError: unless the slots exist and `states`, one layer of `tpi.kernels.kv.States`, fits the block.
+        KernelError: if a slot does not exist, or `states`, one layer of `tpi.kernels.kv.States`, does not fit.
     """
     if states.ndim != 2 or states.shape[1] != spec.state_values or states.dtype != np.float32:
         raise KernelError(f"states must be float32 [slots, {spec.state_values}], not {states.dtype} {states.shape}")
@@ -35,7 +35,7 @@ def slots(batch: Batch) -> I32:
     """Return the states that each sequence of the batch reads and writes, `[sequences, 2]`.
 
     Raises:
-        KernelError: if the batch has none.
+        KernelError: if the batch has no states.
     """
     if batch.states is None:
         raise KernelError("a batch for recurrent layers needs the states of its sequences")

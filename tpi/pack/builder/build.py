@@ -71,7 +71,6 @@ def pack_model(
         dtype: auto, f32, bf16, q8, q4 or q4s.
         target: the directory of the pack. If it already holds a pack, nothing is done unless `overwrite` is True.
         progress: starts a display of progress.
-        again: replace an existing pack.
         room: called with the number of bytes needed; it may free that much space.
 
     Raises:

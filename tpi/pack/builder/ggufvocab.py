@@ -48,7 +48,8 @@ def convert(source: GgufSource) -> Tokenizer:
 
 
 def check_vocabulary(source: GgufSource) -> WordRules | None:
-    """Return how a byte-level vocabulary splits text into words; None for SentencePiece. Reads only the metadata.
+    """Return the rules by which a byte-level vocabulary splits text into words; None for SentencePiece. Read only the
+    metadata.
 
     Raises:
         ModelError: if the kind of vocabulary, its way of splitting text, or a setting is not supported.
@@ -114,7 +115,7 @@ def _merges(source: GgufSource) -> list[tuple[str, str]]:
     """Return the merges that the file lists, in order of rank.
 
     Raises:
-        ValueError: if it lists none.
+        ValueError: if the file lists no merges.
     """
     parts = (merge.partition(" ") for merge in source.array("tokenizer.ggml.merges"))
     if not (found := [(left, right) for left, _, right in parts]):

@@ -88,7 +88,7 @@ class Matrix:
         return -(-rows * self.tensor.row_bytes // max(self.vectors, 1))
 
     def load(self, first: int, last: int) -> Slab:
-        """Read a slab with vectors `[first, last)`, or those of them that exist."""
+        """Read a slab with vectors `[first, last)`; vectors past the end of the matrix are left out."""
         last = min(last, self.vectors)
         if self.heads:
             return self._load_heads(self.heads, first, last)

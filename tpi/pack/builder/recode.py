@@ -45,8 +45,8 @@ def _nvfp4(first: F32, second: F32) -> U8:
     """Return an f16 scale and the factors of both halves, `[rows, groups, 4]`.
 
     The factor of the larger scale is the multiple of 8, from 64 to 120, for which the other one is closest to a whole
-    number. Scales have 4 significant bits, so it is a whole number for one of them unless the other scale is below 1/8
-    of the larger one. Then its error is at most half a unit: 1 in 128 of the larger one.
+    number. Scales have 4 significant bits, so both factors are exact unless the other scale is below 1/8 of the larger
+    one. Then the error of the smaller factor is at most half a unit: 1 in 128 of the larger scale.
     """
     scales = np.concatenate([first, second], axis=-1)
     largest = np.abs(scales).max(axis=-1, keepdims=True)

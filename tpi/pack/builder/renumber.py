@@ -128,7 +128,9 @@ def _finish(pack: Pack, manifest: Manifest, directory: Path) -> None:
 
 
 def _share(file: Path, directory: Path) -> None:
-    """Link `file` into `directory`, which is inside the file's own. Copy it if the file system has no links."""
+    """Link `file` into `directory`, a subdirectory of the file's directory. Copy the file if the file system has no
+    links.
+    """
     try:
         (directory / file.name).symlink_to(Path("..") / file.name)
     except OSError:

@@ -106,7 +106,9 @@ def _check(record: PackRecord, blocks: Sequence[PackBlock], damage: Damage, repo
 
 
 def _same(record: PackRecord, name: str) -> bool:
-    """Return True if a file without hashes is the same as when it was made, or first seen on this machine."""
+    """Return True if a file without hashes has not changed since it was made, or since it was first seen on this
+    machine.
+    """
     if record.is_unchanged(name):
         return True
     found, digest = stamp(record.pack / name), _digest(record.pack / name)

@@ -150,7 +150,8 @@ def _save(
 def _templates(directory: Path, settings: dict[str, Any]) -> tuple[str | None, str | None]:
     """Return the chat template, and the separate template for conversations with tools; each may be None.
 
-    As in transformers, template files take precedence over tokenizer_config.json, and that over chat_template.json.
+    As in transformers, template files take precedence over tokenizer_config.json, which takes precedence over
+    chat_template.json.
     """
     own = dict(_template_files(directory))
     listed = settings.get("chat_template")
@@ -188,7 +189,9 @@ def _ids(value: object) -> list[int]:
 
 
 def _has_channels(tokenizer: Tokenizer) -> bool:
-    """Return True if an answer may consist of several messages (gpt-oss). Then the end of a message does not end it."""
+    """Return True if an answer may consist of several messages (gpt-oss), so that the end of a message does not end the
+    answer.
+    """
     return all(tokenizer.token_to_id(name) is not None for name in ("<|channel|>", "<|return|>"))
 
 

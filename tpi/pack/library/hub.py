@@ -82,7 +82,7 @@ class _Snapshot:
 class _Listing:
     """List of a repository's files, known without contacting the hub.
 
-    It comes from TPI's cache or, if that has none, from the files that other programs have downloaded.
+    The list comes from TPI's cache or, if the cache has no list, from the files that other programs have downloaded.
     """
 
     def __init__(self, model: HubModel, cache: Path, place: Path) -> None:

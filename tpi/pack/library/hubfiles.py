@@ -158,7 +158,7 @@ def _named(model: HubModel, files: list[str]) -> str:
     """Return the file that `model.choice` selects.
 
     Raises:
-        ModelError: if it selects none, or several.
+        ModelError: if `model.choice` selects no file, or several.
     """
     found = [file for file in files if _means(model.choice, file)]
     found = found or [file for file in files if model.choice.lower() in map(str.lower, Path(file).parent.parts)]
@@ -170,7 +170,7 @@ def _named(model: HubModel, files: list[str]) -> str:
 
 
 def _preferred(model: HubModel, files: list[str], sizes: Mapping[str, int], house: House) -> tuple[str, str]:
-    """Return the best model that the house holds, and a note if it is one of several."""
+    """Return the best model for the memory of the house, and a note about the choice; empty for a single model."""
     whole = {file: sum(sizes.get(part, 0) for part in _parts(file)) for file in files}
     best, why = best_quantisation(whole, house)
     return best, f"using {best}{size_words(whole[best])}, {why}; another: {model.repository}:FILE" if why else ""

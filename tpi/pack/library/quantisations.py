@@ -40,7 +40,8 @@ def this_machine() -> HouseMemory:
 
 
 def best_quantisation(sizes: Mapping[str, int], house: House) -> tuple[str, str]:
-    """Return the best GGUF model that the house holds, and a phrase that says why; the phrase is empty for one model.
+    """Return the best GGUF model that fits into the house's memory, and a phrase that says why; the phrase is empty for
+    one model.
 
     The largest file is the best, up to Q8_0: float files are used only if there is nothing else, and files of less than
     2 bits if nothing better fits.

@@ -63,7 +63,9 @@ class Compressed:
     fp8: Fp8Scales | None
 
     def scheme(self, module: str) -> Scheme | None:
-        """Return the scheme whose target is closest: the module's name, then a pattern, then all linear layers."""
+        """Return the scheme whose target fits the module best: the module's name, then a pattern, then all linear
+        layers.
+        """
         if "embed" in module or any(_is_target(entry, module) for entry in self.ignored):
             return None
         return self._chosen(module)
@@ -126,7 +128,7 @@ def nvfp4(
 ) -> Nvfp4:  # fmt: skip
     """Return the matrix `name` of NVFP4 codes `[..., rows, bytes]` and scales `[..., rows, groups]`.
 
-    `shared` is the scale of the whole matrix, or of each matrix of a stack; `divided`: it divides.
+    `shared` is the scale of the whole matrix, or of each matrix of a stack. If `divided`, it divides the other scales.
 
     Raises:
         ModelError: if their shapes do not fit.
@@ -177,7 +179,7 @@ def _as_matrix(source: Source, tensor: SourceTensor, rows: int, of_groups: int) 
     """Return a tensor of a value for each group as `[rows, groups]`; one value for all is accepted.
 
     Raises:
-        ModelError: if it has another number of values.
+        ModelError: if the tensor has another number of values.
     """
     if tensor.rows * tensor.columns == 1:
         return replace(tensor, shape=(1, 1))
@@ -261,7 +263,7 @@ def _scheme(config: Config, group: Mapping[str, Any]) -> Scheme:
 
 
 def _fp8(groups: list[Mapping[str, Any]], schemes: tuple[tuple[tuple[str, ...], Scheme], ...]) -> Fp8Scales | None:
-    """Return how FP8 weights are scaled, if a scheme has such."""
+    """Return the layout of the scales of FP8 weights; None if no scheme uses FP8."""
     of_fp8 = [group["weights"] for group, (_, scheme) in zip(groups, schemes, strict=True) if scheme.kind == "FP8"]
     blocks = {str(block): block for weights in of_fp8 if (block := weights.get("block_structure"))}
     if len(blocks) > 1:

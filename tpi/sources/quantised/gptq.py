@@ -59,7 +59,7 @@ class Gptq:
 
     usual: Scheme
     awq: bool
-    less: int  # what zero points in the files lack: 1 in version 1 of GPTQ's format
+    less: int  # added to the zero points of the files: 1 in version 1 of GPTQ's format, else 0
     head: bool = False
     left_out: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Gptq:
     fp8: Fp8Scales | None = None
 
     def scheme(self, module: str) -> Scheme | None:
-        """Return the scheme of a module: of the first pattern that matches it, or the usual one."""
+        """Return the scheme of a module: that of the first pattern that matches its name, or the default one."""
         for pattern, scheme in self.overrides:
             if matches(pattern, module):
                 return scheme

@@ -90,7 +90,7 @@ class Integers:
 class Nvfp4:
     """A matrix of e2m1 codes: 16 share an e4m3 scale, and all share a float32 one.
 
-    `divided`: scales are divided by the shared one instead of multiplied with it. `shared` has one value, or one for
+    If `divided`, scales are divided by the shared scale instead of multiplied by it. `shared` has one value, or one for
     each matrix of a stack; None: 1.
     """
 

@@ -28,7 +28,7 @@ class Scheme:
 
     Attributes:
         kind: of its groups (`tpi.sources.quantised.groups`), or FP8 or MXFP4.
-        bits: of a code.
+        bits: bits of a code.
         group: columns that share a scale, or `WHOLE_ROW`.
         reordered: the columns of a group need not be neighbours.
     """
@@ -60,7 +60,7 @@ class Method(Protocol):
 
     @property
     def fp8(self) -> Fp8Scales | None:
-        """How the scales of FP8 weights apply; None if there are no such weights."""
+        """The layout of the scales of FP8 weights; None if the model has no such weights."""
 
     def scheme(self, module: str) -> Scheme | None:
         """Return the scheme of a linear layer or an embedding by its name; None if it is not quantised."""
@@ -94,7 +94,7 @@ def field(config: Config, name: str, kind: type | tuple[type, ...], default: Any
     """Return a field of `config`, or `default` if it is missing or null.
 
     Raises:
-        ModelError: if it is not of the type `kind`.
+        ModelError: if the field's value is not of the type `kind`.
     """
     value = config.get(name)
     if value is None:
@@ -109,7 +109,7 @@ def one_of(config: Config, name: str, allowed: Collection[Any], default: Any = N
     """Return a field of `config`, or `default` if it is missing or null.
 
     Raises:
-        ModelError: if it is not one of the values `allowed`.
+        ModelError: if the field's value is not one of `allowed`.
     """
     value = config.get(name)
     value = default if value is None else value

@@ -25,7 +25,8 @@ _METHODS: dict[object, Callable[[Config], Method]] = {
 
 
 def method_of(fields: Mapping[str, Any]) -> Method | None:
-    """Return how the weights of a model are quantised, from the fields of its config.json; None if they are not.
+    """Return the method that quantised a model's weights, from the fields of its config.json; None if they are not
+    quantised.
 
     Raises:
         ModelError: if they are quantised in a way that is not supported; the message names it.
@@ -51,7 +52,7 @@ def _is_gpt_oss(fields: Mapping[str, Any]) -> bool:
 
 
 def _named(config: Any) -> str:
-    """Return the words by which a configuration names its method."""
+    """Return the names by which a configuration identifies its method."""
     parts = [config.get(name) for name in ("quant_method", "format")] if isinstance(config, Mapping) else []
     return ", ".join(str(part)[:40] for part in parts if part) or "of no name"
 

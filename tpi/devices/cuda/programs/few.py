@@ -10,7 +10,8 @@ from tpi.devices.cuda.programs.weights import code_step, factor, first_byte, fir
 def rounded(codes, rest, scales, tokens, groups, at, known, width, FORMAT: tl.constexpr):
     """Return activations that were rounded to int8 as float32, before their scales are applied.
 
-    The result has the values `at` in each of `groups`, for each of `tokens`; the three shapes are broadcast.
+    `tokens`, `groups` and `at` are indices whose shapes are broadcast: value `at` (0..31) of each group, for each
+    token.
     """
     place = tokens * width + groups * 32 + at
     x = tl.load(codes + place, mask=known, other=0).to(tl.float32)

@@ -13,7 +13,7 @@ from tpi.devices.cuda.programs.norms import nearest
 def load_vectors(cache, begin, at, mask, head_dim, FORMAT: tl.constexpr):
     """Return float32 values `at` of the vectors that begin `begin` elements into the cache.
 
-    The shapes are broadcast.
+    `begin`, `at` and `mask` are broadcast against each other.
     """
     if FORMAT == "q8":
         codes = tl.load(cache + (begin + at), mask=mask, other=0)

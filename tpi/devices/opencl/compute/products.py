@@ -60,7 +60,7 @@ def matrix_of(card: OpenClCard, run: RunLayout, name: str, data: U8) -> PackedPa
 
 
 def rows(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: Any = None, count: int = 0) -> Any:
-    """Return the products of `x` with every vector of the part, `[tokens, vectors]`.
+    """Return the products of `x`, `[tokens, hidden]`, with every vector of the part, as a buffer `[tokens, vectors]`.
 
     `active` is a buffer of the `count` vectors to use (records).
     """
@@ -78,7 +78,9 @@ def rows(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: Any =
 
 
 def columns(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: Any = None, count: int = 0) -> Any:
-    """Return the sums of the vectors weighted by `x` `[tokens, vectors]`: `[tokens, hidden]`. See also `rows`."""
+    """Return the sums of the part's vectors weighted by `x` `[tokens, vectors]`, as a buffer `[tokens, hidden]`;
+    `active` and `count` are those of `rows`.
+    """
     if matrix.run.layout == "tiled":
         return _tiled(card, matrix, x)
     hidden, vectors = matrix.run.hidden, matrix.vectors if active is None else count
@@ -139,13 +141,13 @@ def _tiles(outputs: int, x: CardActivations) -> list[int]:
 
 
 def _pass(matrix: PackedPart, source: str, tokens: int) -> tuple[Program, int]:
-    """Return the program for a short step, and how many times it reads the weights."""
+    """Return the program for a step of few tokens, and the number of times that it reads the weights."""
     each = next((size for size in _PASSES if size >= tokens), _PASSES[-1])
     return Program(_sources(source), (matrix.defined, f"TOKENS={each}")), -(-tokens // each)
 
 
 def _program(source: str, matrix: PackedPart) -> Program:
-    """Return the program for a prompt; the one of short steps with one token contains it."""
+    """Return the program for the product of a prompt: the program for short steps, compiled for one token."""
     return Program(_sources(source), (matrix.defined, "TOKENS=1"))
 
 

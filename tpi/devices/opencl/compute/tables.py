@@ -67,7 +67,9 @@ def _runs(sequence: I32) -> list[tuple[int, int]]:
 
 
 def _deal(spec: AttentionSpec, batch: Batch, runs: list[tuple[int, int]], each: int) -> tuple[I32, I32]:
-    """Return the query rows sorted by task, and the table of tasks (`AttentionStep`)."""
+    """Return the query rows sorted by task, and the table of tasks (`AttentionStep`), each task with at most `each`
+    rows.
+    """
     rows: list[I32] = [np.empty(0, np.int32)]
     tasks: list[tuple[int, int, int, int]] = []
     at = 0

@@ -66,7 +66,7 @@ class Demanded(Protocol[S_co]):
 
 
 class StepListener(Protocol):
-    """Receiver of the beginning and the failure of steps."""
+    """The protocol of an object that is told when steps begin and fail."""
 
     def begin(self, short: bool) -> None:
         """Begin a step, a `short` one or not; raise the error of a transfer of an earlier step, if one failed."""

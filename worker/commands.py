@@ -109,7 +109,7 @@ def _speed(kernels: "Kernels", options: "WorkerOptions", cache: Path, remeasure:
 
 
 def serve(options: "WorkerOptions", build: "Build", check: "Check") -> None:
-    """Listen, print the address on stdout, and serve until told to stop."""
+    """Listen, print the address on stdout, and serve until a signal arrives or stdin closes."""
     from worker.service.daemon import Daemon
 
     daemon = Daemon(options, build, check)

@@ -36,7 +36,7 @@ def trained_routing(most: int = 1 << 30) -> tuple[Routed, int]:
 
 
 def bench(quick: bool) -> Result:
-    """Measure policies by room in memory, and predictions by layer."""
+    """Measure hit rates by policy and number of slots, and predictions by layer."""
     found, experts = trained_routing(4 if quick else 64)
     facts, (tokens, layers, used) = trained_facts(MIXTURE), found.chosen.shape
     keys = [(layer, expert) for layer in range(layers) for expert in range(experts)]

@@ -38,7 +38,7 @@ class Schedule:
 
 
 class Synchronised:
-    """A hold that follows the schedule."""
+    """A hold that synchronises transfers as FlexGen's schedule does."""
 
     def __init__(self, hold: Hold, schedule: Schedule) -> None:
         self._hold, self._schedule = hold, schedule

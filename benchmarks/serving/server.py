@@ -33,12 +33,12 @@ class Heard:
 
     @property
     def first(self) -> float:
-        """Seconds to the first piece."""
+        """Seconds from the request to the first piece of text."""
         return self.times[0] - self.begun
 
     @property
     def gap(self) -> float:
-        """The longest time between two pieces, seconds."""
+        """The longest time between two pieces of text, in seconds."""
         return max((b - a for a, b in pairwise(self.times)), default=0.0)
 
 

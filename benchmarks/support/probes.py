@@ -46,9 +46,9 @@ ANSWER = ("--local", "2", "-p", "What is the capital of France?", "--temp", "0",
 
 @dataclass(frozen=True)
 class Side:
-    """One commit: the Python of an environment with this commit installed, and a cache folder, its working directory.
+    """One commit: the Python of an environment in which it is installed, and its cache and working directory.
 
-    `tree` is the folder of its files, which has its own benchmarks.
+    `tree` is the folder of the commit's files, which include its benchmarks.
     """
 
     python: str

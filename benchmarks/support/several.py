@@ -1,4 +1,4 @@
-"""Several benchmarks one after the other, each in a process of its own: one that fails does not end the others."""
+"""Several benchmarks one after the other, each in a process of its own, so that a failure does not end the others."""
 
 import os
 import signal

@@ -44,7 +44,7 @@ EVICTED = re.compile(r"is lost|going on with|planned anew")
 
 @dataclass(frozen=True)
 class Answered:
-    """One request: seconds since the first one when it began, seconds it took, status, and its text."""
+    """One request: its start (seconds after the first request), its seconds, its status, and the answer's text."""
 
     at: float
     seconds: float

@@ -53,7 +53,7 @@ def striking(
     """Strike one worker during an answer of `tokens` tokens; `seed` draws the worker and the moment.
 
     The worker stays struck. The caller must call the second yielded value with the number of tokens after each token
-    (`tests.support.house.amid`).
+    (`tests.support.house.during_step`).
     """
     strike = Strike(kind)
 

@@ -148,7 +148,7 @@ class PriorityShelf(Generic[N]):
         return self.name
 
     def awaited(self, slots: Slots, began: float, ended: float) -> None:
-        """Do nothing: these waits are not recorded."""
+        """Do nothing: this shelf does not record waits."""
 
     def refuse(self, units: npt.NDArray[N]) -> TpiError:
         """Return the error to raise for a hold of `units` for which there is no room, whatever is loading."""

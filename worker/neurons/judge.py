@@ -58,7 +58,7 @@ def _timed(call: Callable[[], object], clock: Clock) -> float:
 
 @dataclass
 class StepComparison:
-    """The comparison for steps of one size, which alternate between all neurons and predicted ones."""
+    """The comparison of steps of one size, which alternate between all neurons and the predicted neurons."""
 
     predicting_is_faster: bool | None = None  # True if predicting is faster; None until it is known
     chosen: int = 0  # neurons computed in steps that predicted

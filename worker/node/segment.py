@@ -94,7 +94,7 @@ class HeldPages(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class AttentionSegment:
-    """Query heads of a layer and the KV heads that they attend to, with the KV pages of `layer`, which has the keys."""
+    """Query heads of a layer and the KV heads that they attend to, with the pages of `layer`, whose keys they read."""
 
     device: Device
     launch: Launch

@@ -25,7 +25,7 @@ Visit = tuple[int, int]  # the numbers of a layer and of a micro-batch of the st
 
 @dataclass(eq=False)
 class PageBuffer:
-    """Accelerator memory for the pages of one micro-batch, and host memory to copy them from and to.
+    """Accelerator memory for the pages of one micro-batch, and host memory as the other side of copies.
 
     Attributes:
         keys: on the accelerator, `[pages, ...]` as in `tpi.kernels.kv.KvPages`.

@@ -82,7 +82,7 @@ def _gathered(block: tuple[NodeSegment, ...]) -> tuple[NodeSegment, ...]:
 
 
 def _by_block(segments: Iterable[NodeSegment]) -> Visits:
-    """Return `segments` by block, accelerators first, so that the host computes at the same time as they do."""
+    """Return `segments` by block, accelerators first, so that the host computes while accelerators do."""
     blocks: dict[int, list[NodeSegment]] = {}
     for segment in segments:
         blocks.setdefault(segment.block.number, []).append(segment)

@@ -81,9 +81,9 @@ class PartialImage:
                     self._copy_piece(piece, path, run.offset + (unit - run.first) * run.unit_bytes)
 
     def needs(self, within: UnitData | None = None) -> Iterator[Need]:
-        """Yield requests for the missing units, adjacent units of about `TRANSFER_BYTES` in each.
+        """Yield requests for the missing units; each requests adjacent units of about `TRANSFER_BYTES` bytes.
 
-        `within` restricts them to the units of one answer.
+        `within` restricts the requests to the units of one answer.
         """
         missing = self.missing
         if within is not None:

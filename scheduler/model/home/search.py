@@ -154,7 +154,10 @@ class Search:
         return np.array([sum(reading[self.problem.cuts[at] :]) for at in self._cuts])
 
     def _groups(self, used: Used, near: Sequence[Members] | None) -> Iterator[Members]:
-        """Yield the groups that may hold the next stage; of nodes that are alike, the first that are not used."""
+        """Yield the groups that may hold the next stage.
+
+        Of nodes that are alike, they contain the first unused ones.
+        """
         if near is not None:
             free = {rank for each, some in zip(self._classes, used, strict=True) for rank in each[some:]}
             first = {each[some] for each, some in zip(self._classes, used, strict=True) if some < len(each)}

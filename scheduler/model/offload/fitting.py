@@ -1,4 +1,4 @@
-"""The check whether a configuration fits into both memories and, if nothing fits, the smallest setting that would."""
+"""The check that a configuration fits into both memories, and else the smallest setting with which one fits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

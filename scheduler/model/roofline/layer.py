@@ -1,6 +1,6 @@
 """The mean layer of a model: its bytes, its weights, and the bytes that cross between devices.
 
-Bytes are those of the packed format; each weight is multiplied and added once per token that uses it.
+Bytes refer to the packed format; each weight is multiplied and added once per token that uses it.
 """
 
 from collections.abc import Iterable

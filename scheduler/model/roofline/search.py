@@ -146,9 +146,9 @@ class _Sizes:
 
 
 class _Node:
-    """One node's bounds for every pair, `[pairs]`: `least` bounds its seconds per sequence, as far as known.
+    """One node's bounds for every pair, `[pairs]`: `least` is a lower bound of its seconds per sequence.
 
-    `rough` is a lower bound of `least` that is known at once. Both are infinite if the memories rule a pair out.
+    `rough` is a lower bound of `least` that is known from the start. Both are infinite if the memories rule a pair out.
     """
 
     def __init__(self, problem: BatchProblem, batches: F64, parts: F64) -> None:

@@ -179,10 +179,14 @@ class Layout:
         """Return the speed-up of answers by drafted tokens, each of which is right with the probability `acceptance`.
 
         With k drafts, a step takes the time of 1 + k tokens and gives (1 - a^(k+1)) / (1 - a) tokens (Leviathan et
-        al., 2023). The best k counts.
+        al., 2023). The best k counts. With several stages, each draft can be a step of its own: a right one then takes
+        the time between two results, a wrong one that of a whole step.
         """
         given = {rows: (1 - acceptance**rows) / (1 - acceptance) for rows in range(1, _MOST_DRAFTS + 2)}
-        return max(tokens * self.seconds / self.step(rows) for rows, tokens in given.items())
+        alone = self.step(1)
+        between = max(alone / self.in_flight, *(self._step(stage, 1) for stage in self.stages))
+        ahead = acceptance * between + (1 - acceptance) * alone
+        return max(self.seconds / ahead, *(tokens * self.seconds / self.step(rows) for rows, tokens in given.items()))
 
     def step(self, rows: int) -> float:
         """Return the seconds of a step of `rows` tokens through all stages."""

@@ -277,8 +277,8 @@ GROUPS = {  # module and class, imported when a group is opened
 def arrays_to_sum(name: str, size: int) -> int:
     """Return how many buffers of the payload's size in float32 a sum needs in addition to the partial result.
 
-    The memory budget includes them. Over sockets they are the sum, its encoding, the decoded values, and two for each
-    other node: one to send and one to receive.
+    The memory budget includes these buffers. Over sockets there are buffers for the sum, its encoding, the decoded
+    values, and two for each other node: one to send and one to receive.
     """
     if size == 1:
         return 0

@@ -1,4 +1,4 @@
-"""How the nodes of one group exchange messages: a mailbox on the connections of the node.
+"""Exchange of messages between the nodes of one group, through a mailbox on the node's connections.
 
 Messages of a step are numbered in the order in which the algorithm, the same on every node, uses them. A receiver asks
 for a message by sender and number. The work per message is done in C++ (`allreduce._mailbox`). This module contains no

@@ -26,7 +26,7 @@ def apply_fault(
 
     Raises:
         UsageError: for slow without figures or with a bandwidth of 0, or figures without slow.
-        TestbedError: if there is no such testbed or device, or nothing runs on it.
+        TestbedError: if the testbed or the device does not exist, or nothing runs on the device.
     """
     if (action == "slow") != (bandwidth is not None or latency is not None):
         raise UsageError(

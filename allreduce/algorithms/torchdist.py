@@ -1,4 +1,4 @@
-"""torch.distributed (Gloo) as the collective, for networks faster than those of a home.
+"""torch.distributed (Gloo) as the collective, for networks faster than a home network.
 
 Gloo connects every pair of nodes itself, so the master listens too, on a port that the system picks. Rank 1 holds the
 store in which the nodes find each other. Values travel in f32, and the sum is not added in rank order. torch is
@@ -55,7 +55,7 @@ class TorchDistributed(Group):
         return True
 
     def _begin(self, step: int) -> None:
-        """Do nothing: Gloo does not tell steps apart."""
+        """Do nothing, because Gloo's messages have no step number."""
 
     def close(self) -> None:
         """Close Gloo's connections and this node's own."""

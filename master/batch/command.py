@@ -99,7 +99,7 @@ def _saying_how_far(asked: "BatchSource", results: "BatchResults", warn: Callabl
 def _for_many(placement: RunOptions, asked: "BatchSource", parallel: int | None) -> RunOptions:
     """Return the options for a batch: an accelerator may compute in micro-batches (docs/batching.md).
 
-    The roofline model then chooses the number of requests at once, up to `parallel`, or up to all of them.
+    The roofline model then chooses the number of requests at once, up to `parallel` (None: all).
     """
     from master.batch.estimate import usual_request
 

@@ -25,7 +25,7 @@ _BEGINNING = f'{{"id": "{ID}'.encode()  # the beginning of every line written by
 class BatchResults:
     """A file that one process at a time appends answers to; a context manager.
 
-    `answered` has the ids of the input lines with an answer, `failed` those whose answer is an error.
+    `answered` has the ids of the input lines with an answer, `failed` the ids of lines whose answer is an error.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class ChatServer:
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def model(self) -> tuple[str, int]:
-        """Return the name of the server's first model, and its context in tokens. Errors are those of `events`."""
+        """Return the name of the server's first model, and its context in tokens. Raise the errors of `events`."""
         with closing(self._connect(_MEET_S)) as connection:
             answer = self._ask(connection, "GET", "/v1/models", None)
             with closing(answer), self.understood():

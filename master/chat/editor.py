@@ -72,7 +72,7 @@ def _keys() -> KeyBindings:
 def _history(path: Path | None) -> History:
     """Return the lines of earlier chats, from a file that only its owner can read.
 
-    If the file cannot be used, the history is that of this chat alone.
+    If the file cannot be used, the history has only this chat's lines.
     """
     if path is None:
         return InMemoryHistory()

@@ -45,7 +45,7 @@ class LocalChatBackend(ChatBackend):
     def _answer(
         self, text: str, begun: Turn | None, stopped: Callable[[], bool], warn: Callable[[str], None]
     ) -> Answer:
-        """Generate an answer with the session's engine, or continue that of `begun`."""
+        """Generate an answer with the session's engine, or continue the answer of `begun`."""
         before, said = self.conversation.dropped, self._tokens_of(begun)
         what = "this answer with its question" if begun else "this message"
         encode = partial(self._encode, said=said)

@@ -49,7 +49,7 @@ class ServerChatBackend(ChatBackend):
     def _answer(
         self, text: str, begun: Turn | None, stopped: Callable[[], bool], warn: Callable[[str], None]
     ) -> Answer:
-        """Ask the server for an answer, or to continue that of `begun`.
+        """Ask the server for an answer, or to continue the answer of `begun`.
 
         While the server refuses the prompt as too long, drop the oldest turn and ask again.
         """

@@ -39,7 +39,8 @@ class ChatBackend(ABC):
     ) -> Answer:
         """Show an answer to `text`, or continue the answer of `begun`, whose `user` is `text`.
 
-        The result's text begins with that of `begun`, but its `token_ids` do not. Errors are those of `reply`.
+        The result's text begins with the text of `begun`; its `token_ids` are only the new ones. Errors are those of
+        `reply`.
         """
 
     def reply(self, text: str, stopped: Callable[[], bool], warn: Callable[[str], None]) -> Answer:

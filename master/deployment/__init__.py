@@ -1,1 +1,1 @@
-"""Plans of which node holds which weights, and deployments made from them."""
+"""Plans that assign weights to nodes, and deployments made from plans."""

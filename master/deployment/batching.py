@@ -56,13 +56,13 @@ def fastest(members: Sequence[GroupMember], asked: OffloadOptions) -> int:
 def batched(
     plans: Sequence[Assign], members: Sequence[GroupMember], asked: OffloadOptions, batch: int = 0
 ) -> list[Assign]:
-    """Return the plans; if the nodes are to batch, with the common batch settings filled in.
+    """Return the plans. If the nodes will batch, fill in the common batch settings.
 
     `batch` is the number of requests that `fastest` returned. If it is 0, decide here whether to batch, and how many.
     `asked` are the options of the master's user.
 
     Raises:
-        PlanError: if the nodes are to batch and one cannot. The error names the node.
+        PlanError: if the options demand batches and a node cannot batch. The error names the node.
     """
     long = with_longest_steps(members, asked.unattended)
     if not batch and not _wanted(long, asked):

@@ -366,7 +366,7 @@ def own_threads(options: RunOptions) -> int:
 
 
 def wire(asked: str | None, pack: Pack) -> str:
-    """Return the wire format of partial sums: the one asked for, else f32 for f32 weights and bf16 for others.
+    """Return the wire format of partial sums: `asked` if given, else f32 for f32 weights and bf16 for others.
 
     Raises:
         UsageError: if the weights are f32 and another wire format is asked for.

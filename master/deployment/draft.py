@@ -35,7 +35,7 @@ class LoadedDraft:
     nbytes: int
 
     def refuse_other_tokenizer(self, tokenizer: Tokenizer, options: RunOptions) -> None:
-        """Check that the draft model's tokenizer agrees with `tokenizer`, that of the large model.
+        """Check that the draft model's tokenizer agrees with `tokenizer`, the large model's.
 
         Raises:
             UsageError: if the two give different ids to the same text.

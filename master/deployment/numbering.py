@@ -21,7 +21,7 @@ _WORSE = 0.05  # accepted part of extra active neurons on the busiest node, comp
 
 
 def numbered_for(sparsity: str, pack: Pack, shares: Sequence[float] | Split, cache: Path) -> Pack:
-    """Return `pack`, or the renumbered pack inside it that spreads active neurons most evenly over these nodes.
+    """Return `pack`, or the renumbered pack inside it that spreads active neurons most evenly over the nodes.
 
     Use the model's own numbers if nothing is predicted, or if every renumbered pack was made for other nodes, so that a
     node would have many more active neurons. A pack that cannot be used is skipped with a warning.

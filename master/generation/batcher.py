@@ -60,7 +60,7 @@ class Work:
 
     @property
     def counts(self) -> bool:
-        """True if the sequence has not dropped these tokens since the step was started."""
+        """True if the sequence has not dropped this part's tokens since the step was started."""
         return self.life == self.sequence.life
 
     @property
@@ -113,7 +113,7 @@ class Batcher:
         return [self._with_draft(item, drafts, len(sequences)) if item.sequence.id in drafts else item for item in work]
 
     def has_room_ahead(self, sequence: Sequence, needed: int) -> bool:
-        """Return True if a token after all those of `sequence` in flight leaves `needed` pages free."""
+        """Return True if a token after all tokens of `sequence` in flight leaves `needed` pages free."""
         position = sequence.sent + len(sequence.ahead)
         return position < PAGE_TOKENS * len(sequence.table) or self.pages.free > needed
 
@@ -144,10 +144,10 @@ class Batcher:
                 sequence.advance(self.pages.states, item.count)
 
     def accept(self, item: Work, right: int) -> None:
-        """Record that the first `right` drafted tokens of `item`, by now the sequence's own, were computed.
+        """Record that the first `right` drafted tokens of `item` were computed and belong to the sequence now.
 
-        If the token that was drawn after them is the first of those `ahead`, the steps that run ahead still count.
-        Otherwise they are void.
+        If the token drawn after these is the first drafted token in flight (`ahead`), the steps in flight still count.
+        Otherwise their results are ignored.
         """
         sequence = item.sequence
         if right:

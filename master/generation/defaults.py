@@ -58,7 +58,7 @@ class SamplingDefaults:
         return replace(sampling, suppressed=self.suppressed, **self.missing(sampling))  # type: ignore[arg-type]
 
     def missing(self, sampling: Sampling) -> dict[str, float]:
-        """Return the model's settings that `sampling` lacks; empty if `sampling` is to be used as it is."""
+        """Return the model's settings that `sampling` lacks; empty if `sampling` needs none of them."""
         given = sampling.given
         return {} if given is None else {name: value for name, value in self.values.items() if name not in given}
 

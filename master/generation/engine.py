@@ -103,7 +103,7 @@ class Engine:
         self.admission.withdraw(request)
 
     def step(self) -> None:
-        """Start steps until one is in flight in each stage, and finish the one that was started first.
+        """Start steps until one is in flight in each stage, and finish the step that was started first.
 
         Each request in it whose known tokens are all computed gets its next token. With one stage, every step has all
         requests.
@@ -160,11 +160,11 @@ class Engine:
         return self.drafts and self.deployment.drafts
 
     def _most_of_each(self) -> int:
-        """Return how many steps of each running request may be in flight so that all of them find room."""
+        """Return the maximum number of steps in flight of each running request for which all steps fit."""
         return self.deployment.most_in_flight // max(1, len(self.admission.running))
 
     def _in_turn(self, running: list[Request]) -> list[Request]:
-        """Return the requests for the next step: so many that the others fill the other stages.
+        """Return the requests for the next step: a part of them, so that the others fill the other stages.
 
         Those with no tokens in flight come first. A state of recurrent layers passes from step to step on the master's
         word, so such a sequence has one step in flight.

@@ -23,7 +23,7 @@ class WaitingQueue:
         return sum(len(line) for lines in self._lines.values() for line in lines.values())
 
     def __iter__(self) -> Iterator[Request]:
-        """Iterate over all waiting requests; those of one HTTP request come in their order of arrival."""
+        """Iterate over all waiting requests. Requests of one HTTP request come in their order of arrival."""
         for lines in self._lines.values():
             for line in lines.values():
                 yield from line

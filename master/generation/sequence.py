@@ -14,7 +14,7 @@ from tpi.kernels.spec import PAGE_TOKENS
 class Sequence:
     """A growing list of token ids with its page table.
 
-    Tokens `[0, computed)` have keys and values on every node; those of `[computed, sent)` are in steps in flight, and
+    Tokens `[0, computed)` have keys and values on every node, tokens `[computed, sent)` are in steps in flight, and
     the rest are still to be run. When all are sent, the drafted tokens `ahead` may follow them, one in each further
     step. `life` grows when tokens are dropped or forgotten: results of earlier steps then do not count. The nodes know
     of the first `announced` pages of `table`; `keys` are the keys of its full pages. With `reuse`, it may begin with

@@ -33,7 +33,7 @@ _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 @_WORKERS
 @_NO_KEYS
 def ps(workers: tuple[str, ...], no_keys: bool) -> None:
-    """Show the workers, the masters that use them, and since when."""
+    """Show the workers, the master that uses each, and for how long."""
     with closing(Net(policy=KeyPolicy(locked=not no_keys))) as net:
         asked = ask(net, addresses_of(workers, net.policy))
         for one in asked:

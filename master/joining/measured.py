@@ -41,7 +41,7 @@ class MeasuredWorkers:
         self._over = Event()
 
     def ask(self, addresses: Sequence[str]) -> "list[Neighbour]":
-        """Measure the workers at these addresses. Return no worker, and print a warning, if one cannot be measured."""
+        """Measure the workers at `addresses`. If any cannot be measured, print a warning and return no worker."""
         try:
             found = self._ask(addresses, lambda: not self._over.is_set())
         except TpiError as error:

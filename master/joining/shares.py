@@ -47,7 +47,7 @@ class Shares:
 
     @classmethod
     def of(cls, shares: Sequence[float], workers: Sequence[WorkerId]) -> "Shares":
-        """Return `shares`, those of the master and then of `workers`, as a rule."""
+        """Return a rule that gives `shares` to the master and to `workers`, in this order."""
         return cls(shares[0], dict(zip(workers, shares[1:], strict=True)))
 
     def among(self, workers: Sequence[WorkerId]) -> list[float]:

@@ -190,7 +190,7 @@ class FirstSplit:
     def words(self, found: str) -> str:
         """Return one sentence that names the workers used and the nodes left out, with reasons.
 
-        `found` is the sentence about the workers that were found; it is returned if there is nothing to add.
+        `found` is the sentence about the found workers, which is returned unchanged if there is nothing to add.
         """
         if not self.note or not found:
             return self.note or found

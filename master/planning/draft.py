@@ -14,7 +14,7 @@ from worker.plan.fit import fit
 
 
 def draft_bytes(draft: str, cache: Path, machine: NodeMachine, context: int | None) -> int:
-    """Return the bytes that the draft model takes of the memory of `machine`, the master's, and print them.
+    """Return, and print, the bytes of the draft model in the memory of `machine`, the master's.
 
     Args:
         draft: the model's name, as for `tpi run --draft`. No weights are read.
@@ -23,7 +23,7 @@ def draft_bytes(draft: str, cache: Path, machine: NodeMachine, context: int | No
         context: tokens of context; None: as for `tpi run`.
 
     Raises:
-        ModelError: if there is no such model, or its architecture is not supported.
+        ModelError: if the draft model does not exist, or its architecture is not supported.
         PlanError: if the draft model does not fit into the memory as a whole.
         UsageError: if it has recurrent layers.
     """

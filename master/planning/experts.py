@@ -23,7 +23,7 @@ class ExpertsReport:
 
     @property
     def forecast(self) -> DemandForecast:
-        """The forecast for these slots."""
+        """The forecast with the accelerator's slots for experts."""
         return self.slots.forecast
 
     @cached_property

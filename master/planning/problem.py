@@ -1,4 +1,4 @@
-"""The case of one node that holds a whole model, made from the model's shape, a machine and the flags."""
+"""The input of a plan for one node with a whole model, from the model's shape, a machine and the flags."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

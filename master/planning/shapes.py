@@ -52,7 +52,7 @@ def model_shape(spec: str, dtype: str, cache: Path, room: int, machines: int = 1
         machines: number of machines that have this memory.
 
     Raises:
-        ModelError: if there is no such model, or its architecture is not supported.
+        ModelError: if the model does not exist, or its architecture is not supported.
     """
     path = user_path(spec)
     if path.suffix == ".json" and path.is_file():
@@ -67,7 +67,7 @@ def model_shape(spec: str, dtype: str, cache: Path, room: int, machines: int = 1
 
 
 def shape_of_config(name: str, fields: Fields, dtype: str) -> ModelShape:
-    """Return the shape of the model of a config.json with these fields.
+    """Return the shape of the model whose config.json has `fields`.
 
     Raises:
         ModelError: if the model's architecture or a setting is not supported.

@@ -34,7 +34,7 @@ from tpi.sparsity.renumber import (
 
 @dataclass(frozen=True, eq=False)
 class Numbering:
-    """New numbers for the neurons of `pack`, chosen by the profile `use` for nodes with these shares."""
+    """New numbers for the neurons of `pack`, chosen by the profile `use` for nodes with `shares`."""
 
     pack: Pack
     use: usage.NeuronProfile
@@ -46,7 +46,7 @@ class Numbering:
         """Choose the new numbers.
 
         Raises:
-            PlanError: if the model has too few neurons for so many nodes.
+            PlanError: if the model has too few neurons for the nodes.
         """
         shards = deal_shards(pack.config, units_of(pack), shares)
         parts = [len(shard.ffn.scaled(FFN_UNIT, use.neurons)) for shard in shards]

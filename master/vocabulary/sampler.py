@@ -213,7 +213,7 @@ def _penalise(logits: F32, history: Sequence[int], penalty: float) -> F32:
 
 
 def _top_k(logits: F32, k: int) -> tuple[Ids, npt.NDArray[np.float64]]:
-    """Return the k best token ids, best first, with their logits; all of them if k is 0."""
+    """Return the `k` best token ids, best first, with their logits; all token ids if `k` is 0."""
     ids = np.argpartition(logits, -k)[-k:] if 0 < k < logits.size else np.arange(logits.size)
     ids = ids[np.argsort(-logits[ids], kind="stable")]
     return ids, logits[ids].astype(np.float64)

@@ -132,7 +132,7 @@ class StreamedTable(RowTable):
         `RowTable`.
 
         Raises:
-            PlanError: if not even one unit fits into `budget`.
+            PlanError: if `budget` is too small for one unit.
         """
         super().__init__(run, extent, kernels, disk, trace, verify)
         self._starts = tile_starts(run, min(tile, max(0, budget // 2 - PAGE)))

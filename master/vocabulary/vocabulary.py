@@ -61,7 +61,7 @@ class Vocabulary:
 
     @property
     def waits(self) -> tuple[float, float]:
-        """Seconds that a token waited for the head's tiles, and for rows of a separate embedding: medians."""
+        """The median seconds that a token waited for the head's tiles, and for rows of a separate embedding."""
         return sum(table.waits for table in self._streams), sum(table.waits for table in self._rows)
 
     @property

@@ -257,7 +257,7 @@ class Cluster:
         return gone
 
     def join(self) -> list[RemoteWorker]:
-        """Add the ready workers that were called in the background; return them. They have no plan yet."""
+        """Add the ready workers that were called in the background, and return them, still without plans."""
         with self._keeper.lock:
             self.recruits.tend(since_boot())
             taken = self.recruits.take()

@@ -118,7 +118,7 @@ class LocalWorkers:
 
 
 def _require_loopback() -> None:
-    """Check that loopback connections work, as the workers need them.
+    """Check that loopback connections work, which the workers need.
 
     Raises:
         UsageError: if they fail.

@@ -58,7 +58,7 @@ class WorkerLinks:
         return cache.software(self._file, [cache.end_of(b"", ""), *ends]) if self._file else {}
 
     def survey_at(self, workers: Mapping[str, str], remeasure: bool = False) -> None:
-        """Measure the unknown links between workers, or all of them with `remeasure`.
+        """Measure the unknown links between workers; with `remeasure`, all links.
 
         The workers serve this machine meanwhile; workers of another master are left out. Do nothing if no link
         is unknown.
@@ -83,7 +83,7 @@ class WorkerLinks:
             self._say(f"the links between workers were not measured: {error}")
 
     def survey(self, cluster: Cluster, remeasure: bool = False) -> None:
-        """Measure the unknown links between the workers of `cluster`, or all of them with `remeasure`.
+        """Measure the unknown links between the workers of `cluster`; with `remeasure`, all links.
 
         This takes at most about two seconds, and one more for each pair that does not connect, up to six. Call it
         between two steps.

@@ -54,7 +54,7 @@ def kernel_requests(topology: Topology) -> list[KernelRequest]:
 def shaping(node: str, interface: str, link: HostLink, verb: str = "add") -> Iterator[KernelRequest]:
     """Yield the queueing disciplines of the sending end of a link: tbf for its rate, netem for the rest.
 
-    netem takes microseconds and per cent. Its limit counts packets under way as well as those that wait.
+    netem takes microseconds and per cent. Its limit counts all packets, those under way and those in the queue.
     """
     parent: dict[str, Any] = {"parent": "ffff:ffff", "handle": "1:"}
     rate = link.bandwidth / 8

@@ -69,7 +69,7 @@ class _Closing:
         return {**kind, **found, "properties": properties, "additionalProperties": False}
 
     def _below(self, key: str, value: Any, at: str, part: bool) -> Any:
-        """Return `value`, that of the keyword `key`, with the objects of all its schemas closed."""
+        """Return the keyword's `value` with the objects of all its schemas closed."""
         inner = part and key in _PARTS
         if isinstance(value, list) and key in _LISTED:
             return [self._schema(one, f"{at}/{index}", inner) for index, one in enumerate(value)]
@@ -83,7 +83,7 @@ class _Closing:
         return ref is not None and not any(key in schema for key in (*_PARTS, "properties")) and ref not in self._bases
 
     def _found_bases(self) -> set[str]:
-        """Return the references to definitions that are parts of larger objects; these definitions stay open."""
+        """Return the references to definitions that are parts of larger objects. Such definitions stay open."""
         bases, stack = set[str](), [(self._root, False)]
         while stack:
             one, part = stack.pop()

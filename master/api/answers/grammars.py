@@ -65,7 +65,7 @@ def of_text_and_calls(family: ToolFamily, tools: Sequence[dict[str, Any]], sever
 
 
 def of_channels(tools: Sequence[dict[str, Any]], literal: Literal) -> str:
-    """Return a grammar of messages in channels (`master.text.channels`); those to a function call one of `tools`."""
+    """Return a grammar of messages in channels (`master.text.channels`); messages to a function call one of `tools`."""
     channel, message, end, start, kind = map(literal, (CHANNEL, MESSAGE, ENDS[0], START, KIND))
     calls = []
     for index, tool in enumerate(tools):

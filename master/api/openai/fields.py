@@ -33,7 +33,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class SamplingFields(Body):
-    """Settings of sampling. The defaults are those of the model's files, or else of `tpi run`."""
+    """Settings of sampling. A missing setting has the default of the model's files, or else of `tpi run`."""
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
@@ -79,7 +79,7 @@ def nucleus(top_p: float | None, top_k: int | None) -> dict[str, float | int | N
 
 
 def one_of(form: FormPart, *names: str) -> Any:
-    """Return the value of a field with several names; raise RequestError if two of them have different values."""
+    """Return the value of a field with several names; raise RequestError if two names have different values."""
     given = {name: getattr(form, name) for name in names if getattr(form, name) is not None}
     if len(set(given.values())) > 1:
         last = names[-1]

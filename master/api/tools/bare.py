@@ -27,7 +27,7 @@ class BareParser:
         self._plain = self._called = False
 
     def push(self, text: str) -> list[Piece]:
-        """Take in more text; return the texts and calls that are certain by now."""
+        """Parse more text; return the texts and calls that are complete or certain."""
         if self._plain:
             return [TextPiece(text)] if text else []
         self._raw += text

@@ -16,7 +16,7 @@ class CallsOrTextParser:
         self._inner: ToolParser | None = None  # the parser of the answer, once that is decided
 
     def push(self, text: str) -> list[Piece]:
-        """Take in more text; return the texts and calls that are certain by now."""
+        """Parse more text; return the texts and calls that are complete or certain."""
         if self._inner is not None:
             return self._inner.push(text)
         self._held += text

@@ -15,7 +15,7 @@ class ToolParser(Protocol):
     """A parser of one answer. Text that turns out not to be a call is returned unchanged."""
 
     def push(self, text: str) -> list[Piece]:
-        """Take in `text`; return the plain text and complete calls that are certain by now."""
+        """Parse `text`; return the plain text and the complete calls that later text cannot change."""
 
     def flush(self) -> list[Piece]:
         """Return the rest, at the end of the answer."""

@@ -97,7 +97,7 @@ class Literals:
 
         Raises:
             More: if the text ends before the value does.
-            Never: if there is no value.
+            Never: if no value can begin there.
         """
         at = _blank(text, at)
         if depth > _DEPTH:

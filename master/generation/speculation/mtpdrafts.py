@@ -208,7 +208,7 @@ class MtpDrafts:
 
 
 def _same(own: Sequence, target: Sequence) -> int:
-    """Return how many tokens of `own` equal those of `target` from the second one on."""
+    """Return the number of first tokens of `own` that equal the tokens of `target` after its first one."""
     most = min(len(own.tokens), max(0, len(target.tokens) - 1))
     different = np.flatnonzero(ids(own.tokens)[:most] != ids(target.tokens)[1 : most + 1])
     return int(different[0]) if len(different) else most

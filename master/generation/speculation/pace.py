@@ -1,6 +1,6 @@
 """The pace of steps: learnt times of a step by its number of rows, and learnt chances that drafts are right.
 
-Rows are drafted as long as the expected tokens per second grow.
+Further rows are drafted while they raise the expected tokens per second.
 """
 
 from collections.abc import Sequence
@@ -171,7 +171,7 @@ class Pace:
             tokens: the number of tokens that the step brought: 1, or 0 if it is void.
             seconds: time from the previous result, or from the start of this step if that was later.
             followed: True if the step was in flight when the previous result came.
-            gain: the judgement to update, that of the drafts' source.
+            gain: the judgement of the drafts' source, which is updated.
         """
         if followed:
             self._beat = (

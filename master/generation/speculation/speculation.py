@@ -231,7 +231,7 @@ class Speculation:
         return self._allowed_after(request, found, len(found) * (kind,))
 
     def _one_of_model(self, model: DraftModel | MtpDrafts, request: Request, text: "array[int]") -> Draft:
-        """Return the token with which the model continues `text`, the tokens of a request and those in flight."""
+        """Return the token with which the model continues `text`, a request's tokens with those in flight."""
         began = perf_counter()
         live = model.follow([replace(request.sequence, tokens=text, ahead=[])])
         if not live:

@@ -29,9 +29,9 @@ _HOP_S = 0.5e-3
 
 @dataclass(frozen=True)
 class HomeModel:
-    """A model that is to be split over a home, for one kind of request.
+    """The problem of splitting a model over a home, for one kind of request.
 
-    Layouts are chosen for `streams` answers at once; all other times are those of one.
+    Layouts are chosen for `streams` answers at once; all other times are for one answer.
     """
 
     shape: ModelShape

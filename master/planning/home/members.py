@@ -23,7 +23,7 @@ _DETOUR = 4  # a link measured this many times as slow as the way over the maste
 
 @dataclass(frozen=True)
 class Home:
-    """Machines with their names, the user's own first, and the links between them; `origin` says where they come from.
+    """Machines with their names, the user's own first, and the links between them; `origin` is where they come from.
 
     `machines` are without accelerators, which only compute batches; `cards` are the same machines with theirs.
     `unknown_disks` are the addresses of workers that have not measured their disks. `software` has the measured seconds

@@ -11,7 +11,7 @@ _PRIVATE = range(0x100000, 0x10FFFE)
 
 
 def unused(texts: Iterable[str]) -> str:
-    """Return a character of a private-use plane that none of `texts` has."""
+    """Return a character of a private-use plane that does not occur in `texts`."""
     used = set("".join(texts))
     return next(character for character in map(chr, _PRIVATE) if character not in used)
 

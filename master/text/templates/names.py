@@ -1,4 +1,4 @@
-"""Names in chat templates that a caller may not set: those of the server, Hugging Face, Jinja and Python."""
+"""Names in chat templates that a caller may not set: names of the server, Hugging Face, Jinja and Python."""
 
 _GIVEN = {"messages", "replay", "tools", "bos_token", "eos_token", "add_generation_prompt", "continue_final_message"}
 _GLOBALS = {"raise_exception", "strftime_now", "range", "dict", "lipsum", "cycler", "joiner", "namespace"}

@@ -221,7 +221,7 @@ def marks_of(value: str) -> bytes:
 
 
 class CallerInt(int):
-    """A whole number that a caller sent: as text it is the caller's."""
+    """A whole number that a caller sent. Its text counts as the caller's."""
 
 
 class CallerFloat(float):

@@ -65,7 +65,7 @@ class ChatTemplate:
             answers: indices of messages whose content is replaced by one character with the mark `ANSWER`.
 
         Raises:
-            TemplateRefusal: if the template is invalid, refuses these messages, fails in any other way, or exceeds a
+            TemplateRefusal: if the template is invalid, refuses `messages`, fails in any other way, or exceeds a
                 limit.
         """
         asked = {

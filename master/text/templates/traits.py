@@ -111,7 +111,7 @@ class Traits:
 
     @cached_property
     def calls(self) -> CallForm | None:
-        """The form in which the template takes calls and their results; None if it does not show them."""
+        """The form in which the template takes calls and their results; None if it shows no calls."""
         for short, as_text, empty in product((False, True), (False, True), (True, False)):
             form = CallForm(as_text, empty, True, short)
             if self._shows_calls(form, None if empty else ""):

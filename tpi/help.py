@@ -27,7 +27,7 @@ class GroupedCommand(click.Command):
     """A click command whose help lists its options in groups, and `--help-all` also those for experts."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters, with `--help-all` as the last."""
+        """Return the parameters of the command, followed by `--help-all`."""
         return [*super().get_params(ctx), _HELP_ALL]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

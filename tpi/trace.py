@@ -230,7 +230,7 @@ class _Lanes:
         self._saves: dict[str, list[int]] = {}  # by accelerator: time at which each lane of saves is free again
 
     def of(self, kind: Kind, name: str, begin: int, end: int) -> int:
-        """Return the lane of a span."""
+        """Return the lane of a span, the number of its thread in the Chrome trace."""
         card, at = name.partition(ON)[2], 0
         if kind == "kv save":
             at = _free_lane(self._saves.setdefault(card, [0] * _SAVES_AT_ONCE), begin, end)

@@ -49,7 +49,7 @@ class OffloadOptions:
 
     @property
     def pipeline_kind(self) -> Literal["performance", "memory"] | None:
-        """The requested pipeline if it is performance or memory; None for the others, which are planned elsewhere."""
+        """The requested pipeline if it is performance or memory; None for auto, batch and demand."""
         return self.pipeline if self.pipeline in ("performance", "memory") else None
 
 

@@ -102,7 +102,7 @@ def decode(frames: Sequence[Buffer]) -> Any:
     """Return the message that `frames` encode.
 
     Raises:
-        WrongProtocolError: if it is of another protocol version.
+        WrongProtocolError: if the frames are of another protocol version.
         MessageError: if the frames are not a message.
     """
     header = _header(frames)

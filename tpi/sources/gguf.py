@@ -36,7 +36,7 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class LongArray:
-    """An array of the metadata that was skipped. `GgufSource.array` reads it."""
+    """A long array of the metadata, which was skipped when the header was read. `GgufSource.array` reads the array."""
 
     kind: int  # GGUF's number for the type of the values
     count: int

@@ -119,7 +119,7 @@ class ExampleFiles:
         return sum(512 * path.stat().st_blocks for path in self.folder.glob("*"))
 
     def remove(self) -> None:
-        """Remove the files."""
+        """Remove both files of the examples."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _begun(self, sizes: tuple[int, int]) -> int:

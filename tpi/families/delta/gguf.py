@@ -90,7 +90,7 @@ def adapt_refs(model: Model, has: Callable[[str], bool]) -> Model:
 
 
 def adapt_next_refs(model: Model, has: Callable[[str], bool]) -> Model:
-    """Return the references of Qwen3-Next, whose heads keep their order; a and b are interleaved by key head."""
+    """Return the references of Qwen3-Next. The heads keep their order; a and b are interleaved by key head."""
     delta = model.config.delta
     pair = by_key_head({"b": delta.heads // delta.key_heads, "a": delta.heads // delta.key_heads}) if delta else {}
     return without_prediction(adapt(model, {}, pair))

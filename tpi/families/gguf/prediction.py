@@ -9,7 +9,7 @@ _MOST = 4  # layers of this kind that a model may have
 
 
 def main_layers(fields: Fields) -> int:
-    """Return the number of layers without those for prediction.
+    """Return the number of layers, not counting the layers for prediction.
 
     Raises:
         ModelError: if no other layer is left, or if there are more than 4 layers for prediction.

@@ -129,7 +129,7 @@ def _share(fields: Fields) -> int:
 
 
 def sliding_pattern(fields: Fields, default: int) -> list[bool]:
-    """Return for each layer whether it has a sliding window.
+    """Return one bool for each layer, True if it has a sliding window.
 
     The file's pattern is a list with one entry for each layer, or a period: the last layer of each period has full
     attention. `default` is the period if the file has no pattern; with a period of 0, all layers slide.

@@ -44,7 +44,8 @@ def v2(fields: Fields) -> dict[str, Any]:
 
 
 def v3(fields: Fields) -> dict[str, Any]:
-    """Return the fields with `num_local_experts` and `num_nextn_predict_layers` renamed to what this family reads.
+    """Return the fields with `num_local_experts` and `num_nextn_predict_layers` renamed to the names that this family
+    reads.
 
     Raises:
         ModelError: if a field is present under both names with different values.

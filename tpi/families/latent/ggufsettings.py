@@ -107,5 +107,7 @@ def _mixture(fields: Fields) -> Mixture:
 
 
 def _is_glm(fields: Fields) -> bool:
-    """Return True for GLM-4.7-Flash, by llama.cpp's rule. Its first files do not record that scores are a sigmoid."""
+    """Return True for GLM-4.7-Flash, by llama.cpp's rule. The first files of that model do not record that scores are a
+    sigmoid.
+    """
     return fields.get("vocab_size") == _GLM_VOCAB and main_layers(fields) in (47, 48)

@@ -14,7 +14,7 @@ _PERIOD = 4  # without a pattern, the last of so many layers of EXAONE has full 
 
 
 def glm4(fields: Fields) -> dict[str, Any]:
-    """Return the fields of GLM-4.5. The layers for the prediction of further tokens, the last ones, do not count.
+    """Return the fields of GLM-4.5. The number of layers excludes the last ones, which predict further tokens.
 
     Raises:
         ModelError: if all layers are for the prediction of further tokens.

@@ -207,7 +207,9 @@ def _fetch(model: HubModel, library: Any, commit: str, name: str, blobs: Path, r
 
 
 def _library(cache: Path) -> Any:
-    """Return the constants of the library. If the user has no home directory, its cache is placed in `cache`."""
+    """Return the constants of the hub's library. If the user has no home directory, place the library's cache in
+    `cache`.
+    """
     if home() is None and "huggingface_hub" not in sys.modules:
         os.environ.setdefault("HF_HOME", str(cache.absolute() / "huggingface"))  # else it creates a directory named ~
     from huggingface_hub import constants

@@ -27,9 +27,9 @@ class Packed:
     Attributes:
         tensor: a matrix of bytes or of int32 words. More dimensions count as rows.
         bits: 1 to 8.
-        along: the codes of a row of the tensor follow one another, or those of a column of words.
-        awq: every 8 codes of a row are in AWQ's order.
-        plus: is added to each code, modulo 2^bits.
+        along: the axis of the tensor along which codes are packed: bytes of a row, or words of a column.
+        awq: True if every 8 codes of a row are in AWQ's order.
+        plus: number that is added to each code, modulo 2^bits.
     """
 
     tensor: SourceTensor
@@ -98,7 +98,7 @@ class Bytes8:
 
 @dataclass(frozen=True)
 class Factors:
-    """A matrix of scales or minima, one for each group of a row. `transposed`: the tensor is `[groups, rows]`.
+    """A matrix of scales or minima, one for each group of a row. If `transposed`, the tensor is `[groups, rows]`.
 
     A tensor of a single value holds for all groups.
     """

@@ -27,7 +27,7 @@ class Scheme:
     """How the weights of a module are quantised.
 
     Attributes:
-        kind: of its groups (`tpi.sources.quantised.groups`), or FP8 or MXFP4.
+        kind: kind of the groups (`tpi.sources.quantised.groups`), or FP8 or MXFP4.
         bits: bits of a code.
         group: columns that share a scale, or `WHOLE_ROW`.
         reordered: the columns of a group need not be neighbours.

@@ -69,8 +69,7 @@ class Cluster:
     ) -> "Cluster":
         """Connect to the workers at `addresses` (`HOST:PORT`), all at once.
 
-        If `without` is given, it is called with the error of each worker that fails, and the run goes on without the
-        worker.
+        If `without` is given, call it with the error of each worker that fails, and go on without the worker.
 
         Raises:
             NodeLost: if a worker does not answer within `timeout_s`; earlier if the system reports why.

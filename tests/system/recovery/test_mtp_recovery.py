@@ -9,7 +9,7 @@ from master.generation.speculation import speculation
 from master.generation.speculation.pace import Gain, Pace
 from master.options import RunOptions
 from master.session import Session
-from tests.support.house import house, speak
+from tests.support.house import house, timed_answer
 from tests.support.weights.mtp import make_mtp
 
 PROMPT = [5, 6, 7, 8]
@@ -29,7 +29,7 @@ def test_a_killed_worker_changes_no_drafted_answer(tmp_path: Path, monkeypatch: 
             RunOptions(model, workers=workers, stages="1", keep_workers=True, cache=tmp_path / "m")
         ) as session:
             session.engine.drafts = False
-            wanted = speak(session, PROMPT, LENGTH).tokens
+            wanted = timed_answer(session, PROMPT, LENGTH).tokens
             session.engine.drafts = True
             before = 0
 
@@ -39,7 +39,7 @@ def test_a_killed_worker_changes_no_drafted_answer(tmp_path: Path, monkeypatch: 
                     before = session.engine.speculation.accepted["mtp"]
                     laptops[1].signal(signal.SIGKILL)
 
-            assert speak(session, PROMPT, LENGTH, at).tokens == wanted
+            assert timed_answer(session, PROMPT, LENGTH, at).tokens == wanted
             assert before > 0
             assert session.engine.speculation.accepted["mtp"] > before
             assert len(session.names) == 2

@@ -50,10 +50,13 @@ class Sequence:
         return self.sent > self.computed or bool(self.ahead)
 
     def drop_ahead(self) -> None:
-        """Drop the drafted tokens in flight, so that the results of their steps are ignored."""
+        """Drop the drafted tokens in flight, so that the results of the sequence's steps in flight are ignored.
+
+        The sequence's own tokens in those steps are run again if the sequence goes on.
+        """
         if self.ahead:
             self.ahead.clear()
-            self.life += 1
+            self.sent, self.life = self.computed, self.life + 1
 
     def begin(self, pages: PagePool) -> None:
         """Take over cached pages that have the sequence's first tokens, if `reuse` is set and it has no pages yet."""

@@ -223,6 +223,10 @@ class Speculation:
         sequence = request.sequence
         if most <= 0:
             return Draft((), ())
+        forced = request.sampler.forced()
+        if len(forced) > len(sequence.ahead) and forced[: len(sequence.ahead)] == sequence.ahead:
+            coming = tuple(forced[len(sequence.ahead) :][:most])
+            return Draft(coming, len(coming) * (("grammar", 0),))
         text = array("i", [*sequence.tokens, *sequence.ahead])
         if self._ahead[sequence.id].source in _MODELS and self._model is not None:
             return self._one_of_model(self._model, request, text)

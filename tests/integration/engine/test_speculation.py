@@ -1,6 +1,7 @@
 """Drafted tokens change nothing but the speed: the same tokens and logprobs, whatever is drafted, for any requests."""
 
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,10 +180,53 @@ def test_withdrawn_and_preempted_requests_leave_no_drafts_in_flight(
         engine.withdraw(first)
         said = len(heard.sampled)
         assert not first.sequence.ahead
+        assert first.sequence.sent == first.sequence.computed  # no token is left out if the sequence goes on
         assert answers(engine, samplers(3)) == expected
         assert heard.told == expected[0][:said]
         engine.release(first.sequence)
         assert deployment.pages.free == deployment.pages.total
+
+
+class Counting:
+    """A grammar that forces every token: the token `n + 3` at place n of the answer."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def forced(self) -> list[int]:
+        return [3 + self.place + more for more in range(10)]
+
+    def allowed(self, tokens: SequenceOf[int]) -> int:
+        right = [token == 3 + self.place + index for index, token in enumerate(tokens)]
+        return next((index for index, each in enumerate(right) if not each), len(tokens))
+
+    def allow(self, logits: np.ndarray) -> np.ndarray:
+        return np.where(np.arange(len(logits)) == 3 + self.place, logits, -np.inf).astype(np.float32)
+
+    def accept(self, token: int) -> None:
+        assert token == 3 + self.place
+        self.place += 1
+
+
+def test_tokens_that_a_grammar_forces_go_on_in_steps_of_their_own(
+    deep: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "runs_ahead", lambda *_: True)
+    monkeypatch.setattr(Pace, "most_ahead", lambda pace, most: most)
+    monkeypatch.setattr(speculation, "look_up", lambda tokens, earlier, most: ([], 0))
+    alone, start = list[int](), Batcher.start
+
+    def noted(batcher: Batcher, work: list[Work]) -> None:
+        alone.extend(item.position for item in work if item.guess is None)
+        start(batcher, work)
+
+    monkeypatch.setattr(Batcher, "start", noted)
+    with closing(in_process_deployment(deep, [1] * 3, tmp_path, stages="3")) as deployment:
+        engine = Engine(deployment)
+        (told,) = answers(engine, [Sampler(Sampling(temperature=0), Counting())])
+        assert [token for token, _ in told] == list(range(3, 3 + ANSWER))
+        assert len(alone) == 2  # the prompt and the first token of the answer: all others were drafted
+        assert engine.speculation.accepted["grammar"] >= ANSWER - 3
 
 
 @pytest.mark.parametrize("family", MODELS)

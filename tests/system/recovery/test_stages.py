@@ -69,9 +69,11 @@ def test_a_node_lost_in_any_stage_costs_no_token(
         assert len(session.engine.deployment.stages) > 1
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 def test_a_node_lost_while_a_model_drafts_costs_no_token(
-    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+    ahead: bool, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Pace, "runs_ahead", lambda *_: ahead)
     monkeypatch.setattr(Pace, "continues", lambda pace, plain, drafted, further, spent: len(drafted) < 3)
     monkeypatch.setattr(Pace, "rows", lambda pace, plain, chances: len(chances))
     monkeypatch.setattr(Gain, "off", property(lambda gain: False))

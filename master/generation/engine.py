@@ -203,7 +203,7 @@ class Engine:
         if len(started.work) == 1:
             id_ = started.work[0].sequence.id
             seconds, followed = now - max(before, started.began), started.began < before
-            self.speculation.learn_ahead(id_, int(id_ in drawn), seconds, followed)
+            self.speculation.learn_ahead(id_, int(id_ in drawn), seconds, followed, max(1, len(self.admission.running)))
 
     def logits(self, tokens: SequenceOf[int]) -> F32:
         """Return the logits after each of `tokens`, `[len(tokens), vocab]`, computed as one new sequence."""

@@ -164,13 +164,16 @@ class Pace:
         """Return how many steps of one sequence, at most `most`, can be in flight without waiting for each other."""
         return most if self._beat is None else min(most, ceil(self.times.expect(1) / self._beat))
 
-    def learn_ahead(self, tokens: int, seconds: float, followed: bool, gain: Gain) -> None:
+    def learn_ahead(self, tokens: int, seconds: float, followed: bool, streams: int, gain: Gain) -> None:
         """Record the result of a step while steps run ahead.
+
+        Without drafts, each of the streams would have one step in flight, and so get a token in the time of a step.
 
         Args:
             tokens: the number of tokens that the step brought: 1, or 0 if it is void.
             seconds: time from the previous result, or from the start of this step if that was later.
             followed: True if the step was in flight when the previous result came.
+            streams: the number of requests that run.
             gain: the judgement of the drafts' source, which is updated.
         """
         if followed:
@@ -182,7 +185,7 @@ class Pace:
         for each in (self.others, self.model):
             each.pass_by(tokens)
         self._since_plain += _AHEAD * tokens
-        gain.learn(tokens, tokens * self.times.expect(1) - seconds)
+        gain.learn(tokens, tokens * self.times.expect(1) / streams - seconds)
 
     def continues(self, plain: int, drafted: Sequence[float], further: Sequence[float], spent: float) -> bool:
         """Return True if a draft model should draft `further` rows, for the most tokens per second.

@@ -184,7 +184,7 @@ class Speculation:
             own.sent.clear()
             own.coming = Draft((), ())
 
-    def learn_ahead(self, id_: int, tokens: int, seconds: float, followed: bool) -> None:
+    def learn_ahead(self, id_: int, tokens: int, seconds: float, followed: bool, streams: int) -> None:
         """Record the result of a step of the sequence `id_`, if its drafts are steps of their own.
 
         Arguments are those of `Pace.learn_ahead`.
@@ -192,7 +192,7 @@ class Speculation:
         own = self._ahead.get(id_)
         if own is not None:
             gain = self._pace.model if own.source in _MODELS else self._pace.others
-            self._pace.learn_ahead(tokens, seconds, followed, gain)
+            self._pace.learn_ahead(tokens, seconds, followed, streams, gain)
             own.stopped = own.stopped or gain.off
 
     def keep(self, request: Request) -> None:

@@ -119,18 +119,18 @@ def test_no_more_steps_run_ahead_than_fit_into_the_time_of_one() -> None:
     pace.learn(1, 0, 0, 1.0)
     assert pace.most_ahead(8) == 8
     for _ in range(100):
-        pace.learn_ahead(1, 0.3, True, pace.others)
+        pace.learn_ahead(1, 0.3, True, 1, pace.others)
     assert pace.most_ahead(8) == 4
     assert pace.most_ahead(3) == 3
 
 
-@pytest.mark.parametrize(("seconds", "off"), [(0.5, False), (1.2, True)])
-def test_steps_that_run_ahead_end_if_they_lose_time(seconds: float, off: bool) -> None:
+@pytest.mark.parametrize(("seconds", "streams", "off"), [(0.5, 1, False), (1.2, 1, True), (0.6, 2, True)])
+def test_steps_that_run_ahead_end_if_they_lose_time(seconds: float, streams: int, off: bool) -> None:
     pace = Pace()
     pace.learn(1, 0, 0, 1.0)
     for _ in range(64):
         assert not pace.others.off
-        pace.learn_ahead(1, seconds, True, pace.others)
+        pace.learn_ahead(1, seconds, True, streams, pace.others)
     assert pace.others.off == off
     assert not pace.model.off
 
@@ -140,7 +140,7 @@ def test_a_plain_step_is_measured_while_steps_run_ahead() -> None:
     pace.learn(1, 0, 0, 1.0)
     for _ in range(256):
         assert pace.drafts
-        pace.learn_ahead(1, 0.2, True, pace.others)
+        pace.learn_ahead(1, 0.2, True, 1, pace.others)
     assert not pace.drafts
 
 

@@ -186,7 +186,8 @@ def _chunk(need: MemoryNeed, left: int, weights: tuple[int, int], longest: int, 
     Args:
         need: the node's needs.
         left: bytes for activations and weights together.
-        weights: bytes that weights need at least, and with which loads overlap computing.
+        weights: the fewest bytes of weights with which blocks can run, and the fewest with which loads overlap
+            computing.
         longest: the most tokens of a step.
         everything: bytes of all weights that could be resident; 0 if the placement is given by a window.
     """

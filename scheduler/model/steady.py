@@ -257,9 +257,14 @@ def advise(
 def sufficient_ring(placement: Placement, speeds: Speeds, *faster: Speeds, measured: Costs | None = None) -> int:
     """Return the bytes, for resident blocks and a ring, with which `place` finds a placement that does not wait.
 
-    The result is at least the memory of `placement`. `place` will choose by speeds that are measured later. So the
-    placement that it finds must not wait at `speeds` or at any of `faster`. It must not wait with the times of
-    `measured` either, which is in seconds per block.
+    The result is at least the memory of `placement`. `place` will choose by speeds that are measured later, so the
+    bytes suffice whichever of the given speeds it chooses by.
+
+    Args:
+        placement: the placement in use, or the planned one.
+        speeds: the slowest speeds to expect; waits are simulated with them.
+        faster: other speeds that `place` may choose by.
+        measured: measured seconds per block. If given, waits are also simulated with its compute and exchange times.
     """
     sizes, costs = placement.sizes, speeds.costs(placement.sizes)
     likely = [costs]

@@ -47,7 +47,7 @@ def check_config(config: ModelConfig, where: str) -> None:
     if type(config.original_context) is not int or not 0 <= config.original_context <= _LIMITS["context"]:
         raise ModelError(f"{where}: original_context is {config.original_context!r}; a whole number is expected")
     if config.query_growth and not config.original_context:
-        raise ModelError(f"{where}: queries grow with the position, but its original context is not known")
+        raise ModelError(f"{where}: query_growth is {config.query_growth}, which needs original_context, but that is 0")
     numbers = [config.query_growth, config.norm_eps, config.attention_scale, config.rope_scale, config.local_rope_scale,
                config.embed_scale, config.logit_scale, config.attention_softcap, config.logit_softcap,
                config.activation_threshold, config.activation_slope, config.attention_clip, config.post_norm_eps or 0.0,
@@ -95,7 +95,10 @@ def _check_shared(config: ModelConfig, where: str) -> None:
     if config.wide_ffn and (not config.shared_kv or config.intermediate % FFN_UNIT):
         raise ModelError(f"{where}: twice as many neurons as {config.intermediate} cannot be divided")
     if type(config.per_layer) is not int or not 0 <= config.per_layer_values <= 1 << 24:
-        raise ModelError(f"{where}: the embeddings of its layers have {config.per_layer!r} values")
+        raise ModelError(
+            f"{where}: per_layer is {config.per_layer!r}; a whole number from 0 is expected, and at most {1 << 24} "
+            "values for all layers together"
+        )
 
 
 def _check_activation(config: ModelConfig, where: str) -> None:

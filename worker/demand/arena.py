@@ -144,7 +144,10 @@ class ExpertArena:
             asked.wait()
 
     def begin(self, short: bool) -> None:
-        """Begin a step; raise the error of an earlier copy that failed without a caller waiting for it."""
+        """Begin a step; raise the error of an earlier copy that failed without a caller waiting for it.
+
+        `short` is True for a short step. A longer step uses cached experts but loads none.
+        """
         self.cache.slots.raise_failure()
         self.short = short
         if short:

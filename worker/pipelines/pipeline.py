@@ -74,7 +74,10 @@ def reassemble(rows: Sequence[I64], parts: Sequence[F32]) -> F32:
 
 
 def set_visit_counts(found: Sequence[Visit], holds: Mapping[int, list[LongHold]]) -> None:
-    """Begin a step: tell the holds of each block how many of the visits `found` go to that block."""
+    """Give the holds of each block the number of times that a step enters them.
+
+    That is the block's number of visits with jobs among `found`, the visits of the step.
+    """
     counts = Counter(visit.block for visit in found if visit.jobs)
     for block, own in holds.items():
         for hold in own:

@@ -83,8 +83,9 @@ def check_step(step: Step, hidden: int, longest: int, first: bool, per_layer: in
         PlanError: if the step is refused; names the fault.
     """
     tokens, (rows, width) = step.tokens, step.x.shape
-    if rows != (tokens if first else 0):
-        raise PlanError(f"a step of {tokens} tokens has {rows} rows of hidden states for this node")
+    expected = tokens if first else 0
+    if rows != expected:
+        raise PlanError(f"a step of {tokens} tokens has {rows} rows of hidden states, but this node expects {expected}")
     if tokens > longest or len(step.entries) > longest:
         raise PlanError(
             f"a step has {tokens} tokens in {len(step.entries)} sequences, but this node computes at most {longest}"

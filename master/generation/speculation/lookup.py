@@ -59,7 +59,10 @@ class EarlierAnswers:
             self._answers.popitem(last=False)
 
     def of(self, salt: Key) -> Ids:
-        """Return the answers for a salt. Do not keep the array, because `keep` cannot grow it meanwhile."""
+        """Return the earlier answers of a salt, without a copy.
+
+        Drop the array before the next `keep` for this salt, which raises BufferError while the array exists.
+        """
         return ids(self._answers.get(salt, array("i")))
 
 

@@ -147,7 +147,7 @@ class MtpDrafts:
         own.sequence.tokens.extend(target.tokens[begin + 1 : end + 1])
 
     def _keep(self, own: _Followed, rows: int) -> None:
-        """Drop all but the first `rows` rows."""
+        """Drop the tokens, cached rows and waiting hidden states of `own` after its first `rows` rows."""
         own.hidden = own.hidden[: max(0, rows - own.sequence.computed)]
         own.sequence.truncate(self._layer.pages, rows)
 

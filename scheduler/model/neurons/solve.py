@@ -60,7 +60,14 @@ class _Columns:
 
 
 def place_neurons(problem: NeuronProblem, seconds: float = SECONDS, gap: float = GAP) -> NeuronPlacement:
-    """Return the best placement to within the share `gap` of its impact, or the best one found within `seconds`.
+    """Return the placement with the most impact: the mean number of active neurons on the accelerator.
+
+    A predictor on the accelerator counts as always active neurons of as many bytes.
+
+    Args:
+        problem: the layers, and the memory of the accelerator and of the CPU.
+        seconds: the time limit; the best placement found by then is returned.
+        gap: the share by which the impact may be below the best possible one.
 
     Raises:
         PlanError: if the two memories do not hold the model.

@@ -71,7 +71,10 @@ def best_policies(problems: Sequence[BatchProblem]) -> GroupChoice:
 
 
 class _Finder:
-    """The search for the best pair. `policies` are the nodes' policies for the best so far; empty if none fits."""
+    """The search for the best pair of a batch and a number of micro-batches.
+
+    `policies` has each node's policy for the best pair so far. It is empty if no pair fits.
+    """
 
     def __init__(self, problems: Sequence[BatchProblem]) -> None:
         self._problems, self._best = problems, inf

@@ -45,7 +45,7 @@ class Mlx:
             module = scales.name.removesuffix(".scales")
             scheme = self.scheme(module)
             if scheme is None:
-                raise ModelError(f"{source.label}: {module} has codes, but its configuration excludes it")
+                raise ModelError(f"{source.label}: {module} has scales, but config.json sets its quantization to false")
             words = tensor_of(source, f"{module}.weight")
             matrix = _matrix(source, module, words, scales, scheme)
             names = _experts(module, words) if len(words.shape) == 3 else [f"{module}.weight"]

@@ -13,7 +13,7 @@ class Turns:
     """
 
     def __init__(self, what: str) -> None:
-        """Create the turns of a thread. `what` names its work, and begins the warning."""
+        """Create the turns of a thread. `what` names its work in the warning: "`what` failed (...)"."""
         self._what = what
         self._warned = False
 

@@ -58,9 +58,10 @@ def agree(members: Sequence[GroupMember], sums: SumCost | None = None, batch: in
 
 
 def group_prefers(members: Sequence[GroupMember]) -> bool:
-    """Return True if batches are predicted to be faster for this group.
+    """Return True if the roofline model predicts that this group is faster with batches than without.
 
-    The group must have accelerators, and by the roofline model all accelerators should compute neurons.
+    That is so if the group has accelerators, all of them allow batches, and all of them compute neurons in the fastest
+    policies or in policies that are about as fast.
     """
     return bool(_preferred(members, group_problems(members)[1]))
 

@@ -188,5 +188,5 @@ def test_version_flag(cache: Path) -> None:
 
 def test_help_states_ranges_and_defaults(cache: Path, tiny_model: Callable[[str], TinyModel]) -> None:
     said = " ".join(tpi("run", "--help-all", cache=cache).stdout.decode().split())
-    for flag in ("Temperature, 0 to 100", "else bf16", "above 0 to 1", "default: what is free", "1<=x<=16777216"):
+    for flag in ("Temperature, 0 to 100", "else bf16", "above 0 to 1", "default: the free memory", "1<=x<=16777216"):
         assert flag in said

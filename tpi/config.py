@@ -182,7 +182,7 @@ class ModelConfig:
     recurrent: tuple[int, ...] = ()  # per layer 1: its first block is of a kind in `RECURRENT`; empty: none is
     full_heads: FullHeads | None = None  # heads of layers without a window (Gemma 4); None: as in the other layers
     parallel_experts: bool = False  # a dense FFN reads the same input as the experts; both share one sum (Gemma 4)
-    shared_kv: int = 0  # so many last layers read the keys and values of an earlier layer (Gemma 4 E2B), see `kv_layer`
+    shared_kv: int = 0  # number of last layers that read an earlier layer's keys and values (Gemma 4 E2B): `kv_layer`
     wide_ffn: bool = False  # layers that read the keys of another have twice as many neurons
     per_layer: int = 0  # values of a token's embedding for each layer, which the layer adds at its end; 0: none
     value_norm: bool = False  # values are divided by their root mean square, head by head (Gemma 4)

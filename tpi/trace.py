@@ -183,11 +183,11 @@ class NodeTrace:
 
 
 def clock_offset(exchanges: Iterable[tuple[int, int, int]]) -> int:
-    """Return the nanoseconds to add to a node's clock to get this node's clock.
+    """Return the nanoseconds to add to another node's clock to get this node's clock.
 
-    Each exchange is (own time when asking, the node's time, own time when answered). The exchange with the shortest
-    round trip is used, and the node's reading is placed in its middle (as NTP does). The error is at most half of that
-    round trip.
+    Each exchange is (own time when asking, the other node's time, own time when answered). The exchange with the
+    shortest round trip is used, and the other node's reading is placed in its middle (as NTP does). The error is at
+    most half of that round trip.
     """
     asked, theirs, answered = min(exchanges, key=lambda exchange: exchange[2] - exchange[0])
     return (asked + answered) // 2 - theirs

@@ -93,7 +93,7 @@ class Arena:
         if not size:
             return self._allocate(0)
         with self._lock:
-            self._used += round_up(size)  # first: `other_use` may read meanwhile how much is used
+            self._used += round_up(size)  # counted before `other_use` is called, which may read `used`
             try:
                 memory = self._within_limit(round_up(size), cuts)
             except BaseException:

@@ -30,7 +30,7 @@ _DEADLINE_S = 120.0  # compilers of graphics drivers take their time
 _COMMAND = module_command("tpi.devices.child")
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/etc/OpenCL/vendors"))
 _LIBRARIES = ("torch", "triton", "pyopencl")
-_SENT = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)  # not a crash
+_SENT = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)  # a child that they end did not crash
 
 
 class _LostError(DeviceError):

@@ -82,7 +82,7 @@ class DeviceOptions:
         return asked
 
     def refuse_flags(self, why: str) -> None:
-        """Refuse flags about an accelerator if there is none; `why` ends the sentence.
+        """Refuse flags about an accelerator if there is none; `why` is the end of the error message.
 
         Raises:
             UsageError: if there are such flags.

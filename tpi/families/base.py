@@ -26,7 +26,7 @@ from tpi.errors import ModelError
 from tpi.sources.heads import HeadOrder
 
 Fields = Mapping[str, Any]  # a config.json, or the metadata of a GGUF file
-Numbers = Sequence[Sequence[int]]  # the number in the source of each block of each layer
+Numbers = Sequence[Sequence[int]]  # for each layer, the numbers that its blocks have in the source
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Ref:
     rows: tuple[int, int] | None = None  # its rows in a fused tensor; None: all
     add: float = 0.0  # added to each value when it is read
     transposed: bool = False  # the tensor is the transpose of the matrix
-    stride: tuple[int, int] = (0, 1)  # (first, distance) of its vectors among those of the tensor
+    stride: tuple[int, int] = (0, 1)  # (index of its first vector in the tensor, distance between its vectors)
     heads: HeadOrder | None = None  # the vectors that it takes from each head, in its order; None: all
 
 
@@ -80,10 +80,10 @@ class Model:
     head: Ref | None  # None: tied to the embedding
     positions: Ref | None
     final: BlockRefs
-    per_layer: tuple[Ref, ...] = ()  # the table of the embeddings of layers, and their projection
+    per_layer: tuple[Ref, ...] = ()  # the table of per-layer embeddings, and their projection
     notes: tuple[str, ...] = ()  # sentences to show to the user
     predictors: tuple["PredictorRefs", ...] = ()  # from PowerInfer's files
-    gpu_marks_file: Path | None = None  # a GGUF file that marks the neurons PowerInfer puts on a GPU; may be the source
+    gpu_marks_file: Path | None = None  # GGUF file that marks the neurons PowerInfer puts on a GPU; may be the model's
     ignored_tensors: tuple[str, ...] = ()  # fnmatch patterns of tensors that may go unused (tpi.pack.builder.claims)
     mtp: MtpRefs | None = None  # the first layer for multi-token prediction; None: there is none
 
@@ -106,7 +106,7 @@ class Names:
     prefixes: tuple[str, ...] = ("",)  # common prefixes; the first for which the embedding exists is used
     ignored_tensors: tuple[str, ...] = ()  # fnmatch patterns of whole names of tensors that may go unused
     experts: Mapping[str, str] | None = None  # replaces `ffn` in layers with experts; `shared.` marks shared experts
-    per_layer: tuple[str, ...] = ()  # the table of the embeddings of layers, and their projection
+    per_layer: tuple[str, ...] = ()  # the table of per-layer embeddings, and their projection
     recurrent: Mapping[str, str] = field(default_factory=dict)  # replaces `attention` in recurrent layers
     mtp: Mapping[str, str] = field(default_factory=dict)  # what a layer for multi-token prediction has in addition
 

@@ -85,7 +85,7 @@ def check_heads(config: ModelConfig, where: str) -> None:
 
 
 def _check_shared(config: ModelConfig, where: str) -> None:
-    """Check the layers that use the keys and values of others, and the embeddings of layers."""
+    """Check the fields about layers that use the keys and values of earlier layers, and about per-layer embeddings."""
     own = config.layers - config.shared_kv
     if type(config.shared_kv) is not int or not 0 < own <= config.layers:
         raise ModelError(f"{where}: {config.shared_kv!r} of its layers use the keys and values of others")
@@ -134,7 +134,7 @@ def check_mixture(mixture: Mixture, where: str) -> None:
 
 
 def check_recurrent(config: ModelConfig, where: str) -> None:
-    """Check that the settings of layers with states are in range, and are there exactly if such layers are.
+    """Check that the settings of recurrent layers are in range, and are present exactly if the model has such layers.
 
     Raises:
         ModelError: if a check fails; the message names the field.

@@ -8,7 +8,7 @@ from tpi.kernels.constants import PAGE_TOKENS, STREAM_TOKENS, slices
 from tpi.pack.layout import GROUP, RunLayout, is_quantised
 
 _CHUNK = 8 * PAGE_TOKENS  # positions that one work-group of a card attends to in a short step
-_SPLITS = 32  # most partial sums that a short step's columns of records are split into
+_SPLITS = 32  # largest number of partial sums of a product with columns of records, in a short step
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,16 @@ def card_memory_need(
 ) -> CardMemoryNeed:
     """Return the memory that a card's kernels need for the given runs and `units`: local heads, KV heads and neurons.
 
-    It holds a block's input and its rounding, and the largest of these, in float32 unless rounded:
+    The memory holds a block's input, its rounded copy, and the largest of these sets of buffers, in float32 unless
+    rounded:
 
     - q, k and v as products and as heads;
     - the heads, their partial mixtures of values, and the mixture;
     - the heads, the mixture, its rounding, and the output;
     - gate, up, the rounding of their product, and the output.
 
-    `tpi.devices.opencl.compute` has the code. `context` is in tokens, `vectors` in bytes.
+    `tpi.devices.opencl.compute` has the code. `context` is the longest context in tokens, `vectors` the bytes of the
+    blocks' vectors.
     """
     (heads, kv_heads, neurons), hidden = units, config.hidden
     query, kv = heads * config.head_dim, kv_heads * max(config.head_dim, config.kv_width)
@@ -77,8 +79,9 @@ def _recurrent(config: ModelConfig, heads: int) -> int:
     """Return the number of values that heads with states need for one token, on a node with `heads` query heads in
     attention.
 
-    They are: products of q, k, v and gate; q, k and v after the convolution; what the value heads read, and its norm;
-    two gates. Value heads are dealt by the same shares as query heads, and may be a unit more.
+    They are: products of q, k, v and gate; q, k and v after the convolution; results of the value heads, before and
+    after the norm; two gates. Value heads are divided among nodes by the same shares as query heads, so a node may have
+    one unit more than its exact share.
     """
     found = config.state_heads
     if found is None or not heads:
@@ -108,5 +111,5 @@ def _routed(config: ModelConfig) -> int:
 
 
 def slice_bytes(hidden: int, threads: int) -> int:
-    """Return the bytes of the slices in which the threads of a short step sum, for both kinds of block."""
+    """Return the bytes of the buffers in which threads add up partial sums in a short step, for both kinds of block."""
     return 2 * slices(threads) * STREAM_TOKENS * hidden * 4

@@ -77,7 +77,8 @@ class NativeKernels:
         """Use `count` threads, the caller's included, for every later call.
 
         Raises:
-            KernelError: unless 1 to `THREADS_MOST`, or if the system cannot start them; one thread is then used.
+            KernelError: if `count` is not in 1..`THREADS_MOST`, or the system cannot start so many threads; one thread
+                is then used.
         """
         _native.set_threads(count)
 

@@ -207,9 +207,10 @@ def _only_active(run: RunLayout, active: I32, inner: F32) -> F32:
 
 
 def _runs(spec: AttentionSpec, data: U8) -> list[U8]:
-    """Split weights into the units of the latent vector, of the queries' own and its products, of queries, and of keys.
+    """Split a block's weights into the units of its runs, in the order in which they are stored.
 
-    Without a latent vector, its units are empty; without one of queries, those two are left out.
+    The runs are: the latent vector's (empty without one); the queries' latent vector's and its products' (both left out
+    without one); `query`; `kv`.
     """
     own = (spec.query_latent.run, spec.query_latent.up) if spec.query_latent else ()
     runs = (spec.latent.run if spec.latent else None, *own, spec.query, spec.kv)
@@ -219,7 +220,7 @@ def _runs(spec: AttentionSpec, data: U8) -> list[U8]:
 
 
 def _heads(spec: HeadsSpec, data: U8, normed: F32) -> tuple[F32, F32, F32]:
-    """Return the products of a block's heads: those that are convolved, the input itself, and the gate."""
+    """Return the heads' q, k and v, which are convolved next, `[tokens, channels]`; `normed`; and the heads' gate."""
     end = spec.values.units * spec.values.unit_bytes
     check_data(data, end + spec.keys.units * spec.keys.unit_bytes)
     width, wide = spec.key_heads * spec.key, spec.heads * spec.value

@@ -160,7 +160,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class ExpertPiece:
-    """Some units of one routed expert; `begins` is True if they include its first, and the piece then adds its bias."""
+    """Some units of one routed expert. If `begins`, they include its first unit, and the piece adds its bias."""
 
     expert: int
     units: int
@@ -241,11 +241,13 @@ class Projected:
 
 @dataclass(frozen=True, eq=False)
 class StackedNorms:
-    """Norms of two blocks that share one sum, whose rows follow each other in it: `[2 * tokens, hidden]` (Gemma 4).
+    """Norms of a dense feed-forward block and a block of experts, which share one allreduce (Gemma 4).
+
+    The sum is `[2 * tokens, hidden]`: the rows of the dense block, then those of the experts.
 
     Attributes:
-        first: norm of the first rows, those of the dense feed-forward block.
-        both: norm of the first rows and the others together, after the norm of each.
+        first: norm of the dense block's rows.
+        both: norm of the two results added together, after each has been normed.
     """
 
     first: NormSpec
@@ -281,8 +283,8 @@ class Residual:
 
     Attributes:
         bias: `[hidden]` or None.
-        norm: norm of sum plus bias, or None; with `stacked`, of the last rows of the sum.
-        stacked: the other norms if another block shares the sum, or None.
+        norm: norm of sum plus bias, or None; with `stacked`, norm of the experts' rows of the sum.
+        stacked: the other norms if a dense block and a block of experts share the sum, or None.
         scale: multiplies the hidden states after the addition (Gemma 4, in the last block of a layer).
         spread: the norm of the results of all nodes' heads, or None. If it is set, the sum has additional rows:
             the sums of squares of these results (`tpi.kernels.recurrent.squares`).

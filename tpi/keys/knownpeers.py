@@ -39,7 +39,7 @@ class KnownPeers:
             self._keys.get(place, set()).discard(key)
 
     def dismiss(self, refused: Refused) -> set[Place]:
-        """Remove the records of all keys that are now `refused`, and return their places (plane and address).
+        """Remove and return the places (plane and address) with keys for which `refused(plane, keys)` is True.
 
         The caller has to end the connections from these places.
         """

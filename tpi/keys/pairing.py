@@ -16,7 +16,7 @@ from tpi.keys.ring import KeyRing, PairedKey
 from tpi.text import plain
 
 PORT = 9993
-WAIT_S = 300.0  # for the other machine
+WAIT_S = 300.0  # seconds to wait for the other machine
 _MOST_GUESSES = 3  # wrong guesses; each has its own code
 _CONNECT_S = 10.0
 _GUEST_S = 5.0  # limit of an exchange with one connection, while others wait

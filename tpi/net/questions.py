@@ -69,8 +69,8 @@ class Echo:
 class AskLink:
     """Request to both workers of a pair to measure the link between them.
 
-    They connect on the plane of sums, as nodes of a plan do. `rank` is the receiver's place in `peers`: the node with
-    rank 0 connects to the other one and leads the measurement, which takes about `seconds`.
+    They connect on the collective plane, as nodes of a plan do. `rank` is the receiver's place in `peers`. The node
+    with rank 0 connects to the other one and leads the measurement, which takes about `seconds`.
     """
 
     session: Id64

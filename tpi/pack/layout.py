@@ -188,7 +188,10 @@ STACKED_NORMS = ("dense_norm", "layer_norm")
 
 
 def per_layer_vectors(config: ModelConfig) -> dict[str, int]:
-    """Return the length of each vector, by name, that the last block of a layer has for the embeddings of the layer."""
+    """Return the lengths of the vectors for per-layer embeddings, by name. The last block of each layer has them.
+
+    The result is empty for models without per-layer embeddings.
+    """
     matrix = config.per_layer * config.hidden
     if not matrix:
         return {}
@@ -196,7 +199,10 @@ def per_layer_vectors(config: ModelConfig) -> dict[str, int]:
 
 
 def recurrent_shapes(config: ModelConfig) -> dict[BlockKind, dict[RunName, RunShape]]:
-    """Return the shape of each run of the model's blocks with states, by kind; by name in the order of storage."""
+    """Return the shapes of the runs of the model's recurrent blocks: for each kind of block, by the run's name.
+
+    The runs are in the order in which they are stored.
+    """
     heads, found = config.state_heads, dict[BlockKind, dict[RunName, RunShape]]()
     if heads is not None:
         found["delta" if config.delta else "mamba"] = {
@@ -209,7 +215,7 @@ def recurrent_shapes(config: ModelConfig) -> dict[BlockKind, dict[RunName, RunSh
 
 
 def recurrent_vectors(config: ModelConfig, kind: BlockKind) -> dict[str, int]:
-    """Return the length of each vector, by name, that a block with states has in addition to the norm of its input."""
+    """Return the lengths of the vectors of a recurrent block by name, without the norm of its input."""
     heads, hidden = config.state_heads, config.hidden
     if kind == "conv":
         return {"conv": hidden * config.conv_taps}
@@ -241,7 +247,10 @@ def kv_unit_heads(config: ModelConfig, quantised: bool) -> int:
 
 
 def _fewest_heads(config: ModelConfig, width: int, multiple: int) -> int:
-    """Return the fewest heads of `width` vectors that suffice; in models with `full_heads`, those of all layers."""
+    """Return the fewest heads of `width` vectors whose vectors are together a multiple of `multiple`.
+
+    In models with `full_heads`, the number suffices for those heads too.
+    """
     widths = (width, config.full_heads.head_dim) if config.full_heads else (width,)
     return max(fewest_heads(each, multiple) for each in widths)
 

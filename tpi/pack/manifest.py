@@ -43,7 +43,7 @@ class Manifest:
     final: str
     tokenizer: dict[str, Any] = field(default_factory=dict)
     source: str = ""  # the source model's name, for display only
-    per_layer: tuple[str, ...] = ()  # the table of the embeddings of layers, and their projection
+    per_layer: tuple[str, ...] = ()  # the table of per-layer embeddings, and their projection
     mtp: tuple[str, ...] = ()  # of a layer for multi-token prediction: its projection, its norms, then its blocks
 
     def to_json(self) -> str:
@@ -136,7 +136,7 @@ def _check_blocks(manifest: Manifest) -> None:
 
 
 def _check_per_layer(manifest: Manifest) -> None:
-    """Check the tables, vectors and norms of the embeddings of layers, or that there are none."""
+    """Check the table, projection and norm of per-layer embeddings, or that a model without them has none."""
     config, blocks = manifest.config, manifest.blocks
     if len(manifest.per_layer) != (2 if config.per_layer else 0):
         raise ValueError("the embeddings of layers are missing, or the model has none")

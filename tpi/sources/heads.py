@@ -43,7 +43,10 @@ class HeadOrder:
 
 
 def _first(chunk: tuple[int, ...], group: int) -> int | None:
-    """Return the index of the group whose vectors `chunk` lists, -1 if all are zeros, None if it is not one group."""
+    """Return the index of the group whose vectors `chunk` lists in order.
+
+    Return -1 if all of them are zeros, and None if `chunk` is not one whole group.
+    """
     if set(chunk) == {_ZEROS} and len(chunk) == group:
         return _ZEROS
     begin = chunk[0]

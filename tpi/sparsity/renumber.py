@@ -124,10 +124,10 @@ def _windows(run: I32) -> list[I32]:
 
 
 def _dealt(shares: Sequence[int]) -> I32:
-    """Return the node of each neuron; the most active neuron is the first.
+    """Return the node that gets each neuron, `[neurons]`, from the most active neuron to the least active one.
 
-    Of the first neurons, however many, each node gets its share, rounded up or down. A node's `i`-th neuron has the
-    sort key `(i + 1/2) / share`; neurons are dealt in the order of these keys.
+    Among the first n neurons, for every n, each node has its share of n, rounded up or down. A node's `i`-th neuron has
+    the sort key `(i + 1/2) / share`; neurons are dealt in the order of these keys.
     """
     due = np.concatenate([(np.arange(share) + 0.5) / share for share in shares if share])
     nodes = np.repeat(np.arange(len(shares), dtype=np.int32), shares)

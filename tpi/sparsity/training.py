@@ -1,10 +1,10 @@
 """Training of predictors: two small matrices for each layer, as wide as the layer needs (PowerInfer, section 5.1).
 
-All predictors start with the smallest rank. The one that chooses the most neurons for its recall is widened. This is
-repeated until none chooses too many, more width no longer helps, or the bytes are used up. Layers that are sparse, or
-whose activity is skewed, stay narrow. A predictor is initialised by reduced-rank regression of the activity on the
-input, each direction with both signs, since ReLU passes only one. Adam then minimises the cross-entropy. For 4-bit
-matrices, the last steps see the quantised values.
+All predictors start with the smallest rank. The predictor that chooses the most neurons for each active one is then
+made wider. This is repeated until none chooses too many, more width no longer helps, or the bytes are used up. Layers
+that are sparse, or whose activity is skewed, stay narrow. A predictor is initialised by reduced-rank regression of the
+activity on the input, each direction with both signs, since ReLU passes only one. Adam then minimises the
+cross-entropy. For 4-bit matrices, the last steps see the quantised values.
 
 Thresholds and widths are chosen on validation tokens that training does not see. Recall measured there is too
 optimistic, so measure it on a third text. All randomness comes from one seed.

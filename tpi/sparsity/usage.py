@@ -82,11 +82,10 @@ class NeuronProfile:
         return np.asarray(first.T @ second, np.float32)
 
     def foretold(self, layer: int, ahead: int) -> float:
-        """Return a score from 0 to 1: the reliability with which single neurons of `layer` predict those of `layer +
-        ahead`.
+        """Return how reliably single neurons of `layer` predict neurons of `layer + ahead`, a score from 0 to 1.
 
-        Each neuron of the later layer has a best companion among the most active of `layer`: the one with which it is
-        active most reliably. The result is the share of the companion's tokens that activate the neuron, too, averaged
+        A neuron a predicts a neuron b with the share of a's tokens that activate b too. For each neuron of the later
+        layer, the best such share of the most active neurons of `layer` counts. The result is the mean of these shares
         over all activations of the later layer.
         """
         companions, foretold = self.active(layer), self.active(layer + ahead)

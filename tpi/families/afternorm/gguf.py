@@ -8,8 +8,8 @@ from tpi.families.afternorm.settings import OLMO2
 from tpi.families.base import Fields, float_field, int_field, size_field
 from tpi.families.gguf.settings import check_local_base, sliding_pattern
 
-_PERIOD = 4  # without a pattern, the last of so many layers has full attention
-_HYBRID_LAYERS = 64  # llama.cpp uses EXAONE 4's windows in models of so many layers
+_PERIOD = 4  # without a pattern, every fourth layer has full attention and the others a sliding window
+_HYBRID_LAYERS = 64  # llama.cpp uses EXAONE 4's windows only in models with this number of layers
 
 
 def olmo2(fields: Fields) -> dict[str, Any]:
@@ -35,10 +35,10 @@ def olmo2(fields: Fields) -> dict[str, Any]:
 
 
 def exaone4(fields: Fields) -> dict[str, Any]:
-    """Return EXAONE 4's fields. With 64 layers, three of four have a sliding window, and only these have RoPE.
+    """Return EXAONE 4's fields. In a model of 64 layers, three of four have a sliding window, and only these have RoPE.
 
     Raises:
-        ModelError: if another number of layers has a sliding window, which llama.cpp would ignore.
+        ModelError: if a model with another number of layers has a sliding window, which llama.cpp would ignore.
     """
     check_local_base(fields)
     layers, sliding = size_field(fields, "block_count"), sliding_pattern(fields, _PERIOD)

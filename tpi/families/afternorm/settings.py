@@ -9,7 +9,7 @@ from tpi.families.huggingface import rope as hfrope
 from tpi.families.settings import layer_range, ropes_of_kinds, sliding_layers, windows_of
 
 OLMO2: dict[str, Any] = {"input_norm": False, "whole_norms": True}  # in config.json and in GGUF metadata
-_PERIOD = 4  # without `layer_types`, the last of so many layers of OLMo 3 has full attention
+_PERIOD = 4  # without `layer_types`, every fourth layer of OLMo 3 has full attention and the others a window
 
 
 def olmo2(fields: Fields) -> dict[str, Any]:

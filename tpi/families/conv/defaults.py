@@ -40,7 +40,7 @@ def older_experts(fields: Fields) -> Fields:
 
 
 def lfm3(fields: Fields) -> Fields:
-    """Return the fields of LFM3's config.json with the epsilon of its norms under its own name."""
+    """Return the fields of LFM3's config.json with the epsilon of its norms, `rms_norm_eps`, renamed to `norm_eps`."""
     return _renamed(fields, {"rms_norm_eps": "norm_eps"})
 
 

@@ -54,7 +54,7 @@ def experts(fields: Fields) -> dict[str, Any]:
 
 
 def lfm3(fields: Fields) -> dict[str, Any]:
-    """Return the fields of LFM3: full and sliding attention with rotations of their own, and a gate of each head.
+    """Return the fields of LFM3: full and sliding attention with rotations of their own, and a gate for each head.
 
     Raises:
         ModelError: if a setting is not supported.
@@ -126,7 +126,10 @@ def _common(fields: Fields, kinds: object) -> dict[str, Any]:
 
 
 def _intermediate(fields: Fields) -> int:
-    """Return the neurons of a feed-forward network: two thirds of `intermediate_size`, times a factor, rounded up."""
+    """Return the number of neurons of a feed-forward network.
+
+    It is two thirds of `intermediate_size`, times a factor, rounded up.
+    """
     width = size_field(fields, "intermediate_size")
     if not bool_field(fields, "block_auto_adjust_ff_dim"):
         return width

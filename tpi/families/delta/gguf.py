@@ -50,9 +50,10 @@ def experts(fields: Fields) -> dict[str, Any]:
 
 
 def adapt_refs(model: Model, has: Callable[[str], bool]) -> Model:
-    """Return the references with the parts of fused tensors, and with value heads in the order of the key heads.
+    """Return the model with references to the parts of fused tensors, and with its value heads reordered.
 
-    llama.cpp's converter puts the first value heads of all key heads first, then the second ones, and so on.
+    In the result, the value heads that share a key head are neighbours. llama.cpp's converter stores the first value
+    head of every key head, then the second one of every key head, and so on.
     """
     delta = model.config.delta
     found = adapt(model, {}, {})
@@ -90,7 +91,10 @@ def adapt_refs(model: Model, has: Callable[[str], bool]) -> Model:
 
 
 def adapt_next_refs(model: Model, has: Callable[[str], bool]) -> Model:
-    """Return the references of Qwen3-Next. The heads keep their order; a and b are interleaved by key head."""
+    """Return Qwen3-Next's model with references to the parts of fused tensors.
+
+    Its heads are in the pack's order already. One tensor holds b and a, interleaved by key head.
+    """
     delta = model.config.delta
     pair = by_key_head({"b": delta.heads // delta.key_heads, "a": delta.heads // delta.key_heads}) if delta else {}
     return without_prediction(adapt(model, {}, pair))

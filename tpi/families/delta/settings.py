@@ -75,16 +75,17 @@ def _delta(fields: Fields) -> Delta:
 
 
 def adapt_refs(model: Model, fields: Fields) -> Model:
-    """Return the references with the parts of fused tensors: of `q_proj`, `in_proj_qkv` and the convolution.
+    """Return the model with references to the parts of fused tensors: `q_proj`, `in_proj_qkv` and the convolution.
 
-    The layers for the prediction of further tokens may go unused.
+    The tensors of layers that predict further tokens may go unused.
     """
     return adapt(model, {}, {})
 
 
 def adapt_next_refs(model: Model, fields: Fields) -> Model:
-    """Return the references of Qwen3-Next with the parts of its fused tensors, which interleave q, k, v and the gate,
-    and a and b, by key head.
+    """Return Qwen3-Next's model with references to the parts of its fused tensors.
+
+    One tensor interleaves q, k, v and the gate by key head. Another one interleaves b and a.
     """
     delta = model.config.delta
     if delta is None:
@@ -95,7 +96,10 @@ def adapt_next_refs(model: Model, fields: Fields) -> Model:
 
 
 def by_key_head(sizes: Mapping[str, int]) -> dict[str, HeadOrder]:
-    """Return the order of each part in a tensor that interleaves parts, with `sizes` vectors of each part a head."""
+    """Return the vectors of each part, by name, in a tensor that stores all parts of one head, then those of the next.
+
+    `sizes` has the number of vectors of each part for one head, in the order of the parts.
+    """
     orders, begin, size = {}, 0, sum(sizes.values())
     for name, own in sizes.items():
         orders[name] = HeadOrder(size, tuple(range(begin, begin + own)))
@@ -104,13 +108,13 @@ def by_key_head(sizes: Mapping[str, int]) -> dict[str, HeadOrder]:
 
 
 def adapt(model: Model, parts: Mapping[str, HeadOrder], vectors: Mapping[str, HeadOrder]) -> Model:
-    """Return the references with the parts of fused tensors.
+    """Return the model with references to the parts of fused tensors.
 
     Args:
         model: the model as the templates describe it.
-        parts: the order of a DeltaNet block's matrices by name, if one tensor interleaves them by key head; else empty,
-            and q, k and v are one after the other.
-        vectors: the same for a and b.
+        parts: the order of each matrix of a DeltaNet block, by name, if one tensor interleaves them by key head. If
+            it is empty, q, k and v follow each other in the tensor.
+        vectors: the order of a and b, by name, if one tensor interleaves them; else empty.
     """
     config, delta = model.config, model.config.delta
     pair = by_key_head({"q": config.head_dim, "gate": config.head_dim})

@@ -42,7 +42,7 @@ _MINISTRAL3_ROPE: dict[str, Any] = {
 def ministral3(fields: Fields) -> dict[str, Any]:
     """Return the fields with `llama_4_scaling_beta` moved out of the object with the parameters of RoPE.
 
-    That object has a default, and may repeat the model's context, which has no effect.
+    If the object is missing, its default is used. Its `max_position_embeddings` is removed, since it has no effect.
     """
     name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     found = fields.get(name)

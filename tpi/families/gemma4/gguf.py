@@ -48,7 +48,8 @@ def adapt_refs(model: Model, has: Callable[[str], bool]) -> Model:
     """Return the model without keys and values in the layers that read those of other layers.
 
     Raises:
-        ModelError: if it lacks the rotary factors that say which values full layers rotate, or embeddings of layers.
+        ModelError: if it lacks the rotary factors that say which values full layers rotate, or a tensor of per-layer
+            embeddings.
     """
     if 1 in model.config.rope_kinds and not has(FREQS):
         raise ModelError(f"{FREQS} is missing, which tells the values that full layers rotate; convert the model again")

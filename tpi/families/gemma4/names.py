@@ -18,7 +18,7 @@ ENDS = {
 FFN = GEMMA2_FFN | ENDS
 PER_LAYER = ("embed_tokens_per_layer.weight", "per_layer_model_projection.weight")
 FIRST_NORM = "per_layer_projection_norm.weight?"
-# Besides a dense feed-forward block, of which each layer has one, too
+# The block of experts of a layer. Each layer has a dense feed-forward block in addition.
 EXPERTS = {
     "norm": "layers.{i}.pre_feedforward_layernorm_2.weight",
     "dense_norm": "layers.{i}.post_feedforward_layernorm_1.weight",

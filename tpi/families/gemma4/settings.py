@@ -17,7 +17,7 @@ from tpi.families.huggingface.rope import of_kind
 from tpi.families.rope import Rope
 from tpi.families.settings import bool_field, head_size, layer_range, sliding_layers
 
-_PERIOD = 6  # without `layer_types`, the last of so many layers has full attention
+_PERIOD = 6  # without `layer_types`, every sixth layer has full attention and the others a sliding window
 _HEADS = {"head_dim", "num_key_value_heads"}
 _ROPES: dict[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -81,7 +81,7 @@ def gemma4(fields: Fields) -> dict[str, Any]:
 
 
 def _embeddings(fields: Fields) -> dict[str, Any]:
-    """Return the ModelConfig field for the embeddings of each layer; empty if the model has none.
+    """Return the ModelConfig field for per-layer embeddings; empty if the model has none.
 
     Raises:
         ModelError: if they are of another vocabulary.

@@ -1,4 +1,4 @@
-"""Settings and tensors of Gemma 4 E2B and E4B: embeddings of each layer, and layers without keys and values."""
+"""Settings and tensors of Gemma 4 E2B and E4B: per-layer embeddings, and layers without keys and values."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,7 +42,7 @@ def shared_settings(shared: int, wide: bool, sliding: Sequence[bool], intermedia
 def without_keys(model: Model, unused: str) -> Model:
     """Return the model without keys and values in the layers that read those of other layers.
 
-    If the model has no embeddings of layers, the references to them are removed.
+    If the model has no per-layer embeddings, the references to them are removed.
 
     Args:
         model: the model with the references of all layers.
@@ -68,7 +68,7 @@ def _cut(refs: BlockRefs) -> BlockRefs:
 
 
 def _with_embeddings(model: Model) -> Model:
-    """Return the model, without references to embeddings of layers if its configuration has none.
+    """Return the model, without references to per-layer embeddings if its configuration has none.
 
     Raises:
         ModelError: if a tensor of the embeddings of layers is missing.

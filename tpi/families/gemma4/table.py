@@ -9,7 +9,7 @@ from tpi.families.sharednames import gguf_names, llama_names
 
 
 def _with_embeddings(found: Names, per_layer: tuple[str, str], norm: str) -> Names:
-    """Return `found` with the tensor names of the embeddings of layers, and of the norm of their projection."""
+    """Return `found` with the tensor names of per-layer embeddings, and of the norm of their projection."""
     return replace(found, per_layer=per_layer, final={**found.final, "per_layer.first_norm": norm})
 
 

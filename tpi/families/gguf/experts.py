@@ -1,7 +1,7 @@
 """Settings of the architectures with experts: fields of a ModelConfig, from the metadata of GGUF files.
 
-Most architectures select experts in one way, which files need not record, but a file may still record it. Each of
-llama.cpp's keys about experts is used here, is accepted with a neutral value, or leads to an error that names the key.
+Most architectures select experts in one fixed way. Files need not record it, but some do. Each of llama.cpp's keys
+about experts is used here, is accepted with a neutral value, or leads to an error that names the key.
 """
 
 from typing import Any
@@ -136,7 +136,10 @@ def _groups(fields: Fields, gating: int) -> tuple[int, int]:
 
 
 def _share(fields: Fields) -> int:
-    """Return the neurons of an expert from the total of all experts that a token uses, as in older files of Qwen."""
+    """Return the number of neurons of an expert, for older files of Qwen.
+
+    They record only the total number of neurons of all experts that a token uses.
+    """
     return max(size_field(fields, "feed_forward_length") // size_field(fields, "expert_used_count"), 1)
 
 

@@ -33,9 +33,10 @@ def gguf_settings(fields: Fields) -> dict[str, Any]:
 
 
 def adapt_gguf_refs(model: Model, has: Callable[[str], bool]) -> Model:
-    """Return the model with its references adapted to the order of vectors in the heads, and to a latent of queries.
+    """Return the model with its references adapted to the order of vectors in the heads.
 
-    In older files, keys and values are in one tensor; in newer files, each has its own.
+    If queries come from a latent vector, the references name its tensors. In older files, keys and values are in one
+    tensor; in newer files, each has its own.
     """
     found = with_head_orders(without_prediction(model), HeadSizes.of(model.config).orders(paired=True))
     if model.config.query_rank:

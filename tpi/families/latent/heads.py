@@ -97,10 +97,10 @@ def with_separate_kv(model: Model) -> Model:
 
 
 def with_query_latent(model: Model, own: str, names: Mapping[str, str]) -> Model:
-    """Return the model with queries that come from a latent vector.
+    """Return the model with references for queries that come from a latent vector.
 
-    `own` is the end of the name of the tensor of q in models without such a vector. `names` has the ends of the names
-    that replace it, one for each part and vector.
+    In a model without such a vector, the name of the tensor of q ends in `own`. `names` has, for each part and vector
+    that replaces that tensor, the end of its name.
     """
 
     def block(refs: BlockRefs) -> BlockRefs:

@@ -72,7 +72,7 @@ def glm(fields: Fields) -> dict[str, Any]:
 
 
 def dense_glm(fields: Fields) -> Collection[int]:
-    """Return the numbers of the layers without experts: those of type `dense`, or the first layer without a list.
+    """Return the numbers of the layers without experts: those of type `dense`; if there is no list of types, layer 0.
 
     Raises:
         ModelError: if the list has another type, or is shorter than the model.

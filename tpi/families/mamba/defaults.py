@@ -36,7 +36,7 @@ _OLDER_NAMES = {
 
 
 def granite_hybrid(fields: Fields) -> dict[str, Any]:
-    """Return the fields with `layers_block_type` renamed to `layer_types`, whose kinds have two names too.
+    """Return the fields with `layers_block_type`, the name in some files, renamed to `layer_types`.
 
     Raises:
         ModelError: if both fields are present and differ.

@@ -81,7 +81,10 @@ def nemotron_numbers(fields: Fields) -> Numbers:
 
 
 def nemotron_refs(model: Model, has: Callable[[str], bool]) -> Model:
-    """Return the model with the parts of fused tensors; blocks for predicting further tokens may go unused."""
+    """Return the model with references to the parts of fused tensors.
+
+    The tensors of blocks that predict further tokens may go unused.
+    """
     blocks = sum(map(len, model.layers))
     last = (f"blk.{blocks + number}.*" for number in range(4))
     return replace(adapt_refs(model, has), ignored_tensors=(*model.ignored_tensors, *last))
@@ -98,7 +101,7 @@ def _kinds(fields: Fields) -> list[Kind]:
 
 
 def _counts(fields: Fields, key: str) -> list[int]:
-    """Return the numbers that `key` lists, one for each block that counts.
+    """Return the numbers that `key` lists, one for each block, without the last blocks, which predict further tokens.
 
     Raises:
         ModelError: if it is not a list of one whole number for each block.

@@ -84,7 +84,10 @@ def dense(fields: Fields) -> Collection[int]:
 
 
 def with_parts(model: Model, fields: Fields) -> Model:
-    """Return the model with the parts of fused tensors; tensors for predicting further tokens may go unused."""
+    """Return the model with references to the parts of fused tensors.
+
+    The tensors for predicting further tokens may go unused.
+    """
     return replace(adapt_refs(model, fields), ignored_tensors=(*model.ignored_tensors, "mtp.*"))
 
 

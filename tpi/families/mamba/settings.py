@@ -95,7 +95,7 @@ def _limits(given: object) -> tuple[float, float]:
 
 
 def adapt_refs(model: Model, fields: Fields | Callable[[str], bool]) -> Model:
-    """Return the references with the parts of fused tensors: of the input's projection and of the convolution."""
+    """Return the model with references to the parts of fused tensors: the input's projection and the convolution."""
     mamba = model.config.mamba
     if mamba is None:
         return model

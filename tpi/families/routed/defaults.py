@@ -21,7 +21,7 @@ MINIMAX: dict[str, Any] = COMMON | {
     "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 1536, "num_hidden_layers": 62,
     "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 196608,
     "rope_theta": 5000000.0, "partial_rotary_factor": 1.0, "num_experts_per_tok": 8, "num_local_experts": 256,
-    # Only in model files, which describe variants by them that transformers does not have:
+    # Fields of model files alone. With other values they describe variants that transformers does not have:
     "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer",
     "shared_intermediate_size": 0, "attn_type_list": None,
 }  # fmt: skip
@@ -35,7 +35,7 @@ EXAONE: dict[str, Any] = {name: value for name, value in EXAONE4.items() if name
     "head_dim": None, "mlp_layer_types": None, "first_k_dense_replace": 1, "moe_intermediate_size": 1024,
     "num_experts": 64, "num_experts_per_tok": 8, "num_shared_experts": 1, "norm_topk_prob": True,
     "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1,
-    # Only in model files, which describe variants by them that transformers does not have:
+    # Fields of model files alone. With other values they describe variants that transformers does not have:
     "scoring_func": "sigmoid", "topk_method": "noaux_tc",
 }  # fmt: skip
 GRANITE_SHARED: dict[str, Any] = GRANITE | {"shared_intermediate_size": 0}
@@ -76,7 +76,7 @@ def ernie(fields: Fields) -> dict[str, Any]:
 
 
 def hunyuan(fields: Fields) -> dict[str, Any]:
-    """Return the fields with one name for the experts, with one number for all layers, and a scaled rotary base.
+    """Return the fields with one name for each number of experts, one value for all layers, and a scaled rotary base.
 
     Raises:
         ModelError: if a field is present under two names with different values, or layers differ in their experts.

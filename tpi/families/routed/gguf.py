@@ -10,7 +10,7 @@ from tpi.families.gguf.experts import SIGMOID, mixture
 from tpi.families.gguf.prediction import main_layers
 from tpi.families.gguf.settings import check_local_base, sliding_pattern
 
-_PERIOD = 4  # without a pattern, the last of so many layers of EXAONE has full attention
+_PERIOD = 4  # without a pattern, every fourth layer of EXAONE has full attention and the others a window
 
 
 def glm4(fields: Fields) -> dict[str, Any]:

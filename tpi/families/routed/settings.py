@@ -43,7 +43,10 @@ _EXAONE = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
 
 def dense_exaone(fields: Fields) -> Collection[int]:
-    """Return the numbers of the layers without experts: those of type `dense`, or the first ones without a list."""
+    """Return the numbers of the layers without experts: those of type `dense` in `mlp_layer_types`.
+
+    If there is no such list, they are the first `first_k_dense_replace` layers.
+    """
     return dense(fields) if fields["mlp_layer_types"] is None else dense_glm(fields)
 
 

@@ -19,7 +19,7 @@ _EPS = np.float32(1e-6)  # added to the squared length of queries and keys, as i
 
 
 def mix(spec: DeltaSpec, projected: F32, normed: F32, gate: F32, states: F32, batch: Batch) -> F32:
-    """Return what the value heads read, normed and gated: `[tokens, heads * value]`. Write the states.
+    """Return the results of the value heads, normed and gated: `[tokens, heads * value]`. Write the states.
 
     Args:
         spec: the heads.

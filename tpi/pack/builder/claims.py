@@ -50,10 +50,10 @@ def _left(tensor: SourceTensor, claims: dict[str, list[Ref]], ignored_tensors: t
     if any(ref.rows is None and ref.heads is None for ref in refs):
         return []
     if orders := [ref.heads for ref in refs if ref.heads]:
-        ranges = [range(*ref.rows) for ref in refs if ref.rows and not ref.heads]  # then the tensor counts as one head
+        ranges = [range(*ref.rows) for ref in refs if ref.rows and not ref.heads]  # rows of a tensor that is one head
         unclaimed = sorted(set(range(orders[0].size)).difference(*(order.order for order in orders), *ranges))
         return [f"rows {unclaimed[0]} and others of each head of {tensor.name[:80]}"] if unclaimed else []
-    rows = tensor.rows if len(tensor.shape) > 1 else tensor.columns  # a fused vector is divided by its values
+    rows = tensor.rows if len(tensor.shape) > 1 else tensor.columns  # a fused vector is divided by values, not by rows
     end = 0
     for first, last in sorted(ref.rows for ref in refs if ref.rows):
         if first > end:

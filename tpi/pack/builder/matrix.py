@@ -73,7 +73,7 @@ class Matrix:
     first_row: int  # first row of the matrix in the tensor
     last_row: int  # end of its rows in the tensor, exclusive
     transposed: bool  # the tensor holds the matrix transposed
-    stride: tuple[int, int] = (0, 1)  # first and distance: which vectors of the tensor belong to the matrix
+    stride: tuple[int, int] = (0, 1)  # (index of its first vector in the tensor, distance between its vectors)
     heads: HeadOrder | None = None  # which vectors of each head in the tensor belong to the matrix
 
     @property

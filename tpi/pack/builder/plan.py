@@ -85,7 +85,7 @@ class PackPlan:
     head: BlockRecipe
     positions: BlockRecipe | None
     final: BlockRecipe
-    per_layer: tuple[BlockRecipe, ...] = ()  # the table of the embeddings of layers, and their projection
+    per_layer: tuple[BlockRecipe, ...] = ()  # the table of per-layer embeddings, and their projection
     mtp: tuple[BlockRecipe, ...] = ()  # of a layer for multi-token prediction: its projection, norms and blocks
 
     @property
@@ -152,7 +152,7 @@ def _mtp(model: Model, formats: "_Formats", geometry: "_Geometry") -> tuple[Bloc
 
 
 def _per_layer(model: Model, formats: "_Formats", geometry: "_Geometry") -> tuple[BlockRecipe, ...]:
-    """Return the recipes of the table of the embeddings of layers and of their projection; () if there are none.
+    """Return the recipes of the table of per-layer embeddings and of their projection; () if there are none.
 
     The table has units of few rows, since one unit is read from disk for each token.
     """
@@ -219,7 +219,7 @@ class _Geometry:
         self._config = config
         self._query_heads = query_unit_heads(config, not {"query", "query_up"}.isdisjoint(quantised))
         self._kv_heads = kv_unit_heads(config, "kv" in quantised)
-        self._widths: dict[RunName, int] = {"value": FFN_UNIT}  # of the runs of blocks with states
+        self._widths: dict[RunName, int] = {"value": FFN_UNIT}  # vectors in a unit, for the runs of recurrent blocks
         if (heads := config.state_heads) is not None:
             least = heads.unit_heads * heads.value
             values = fewest_heads(least, GROUP) if "value" in quantised else 1
@@ -257,7 +257,10 @@ class _Geometry:
         return BlockRecipe("attention", tuple(made), self._vectors(refs))
 
     def recurrent(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
-        """Return the recipe of a block with states: run value with its value heads or channels, run key if any."""
+        """Return the recipe of a recurrent block.
+
+        The run `value` holds its value heads or channels. If the block has key heads, they are in the run `key`.
+        """
         made = (
             self._run(name, refs, runs[name], self._widths[name], shape.vectors or 0)
             for name, shape in recurrent_shapes(self._config)[refs.kind].items()
@@ -292,7 +295,7 @@ class _Geometry:
     ) -> BlockRecipe:
         """Return the recipe of a table: the embedding, the head, or learned positions. Its one run is called `row`.
 
-        A unit has `width` rows of `hidden` values, by default those of hidden states.
+        A unit has `width` rows of `hidden` values; by default, a row is as long as a token's hidden state.
         """
         refs = BlockRefs("table", (("row", ref),), ())
         return BlockRecipe("table", (self._run("row", refs, {"row": format}, width, rows, hidden=hidden),), ())
@@ -351,7 +354,7 @@ def _in_records(element: Element) -> Format:
 
 
 def _pieces(refs: BlockRefs, run: RunName) -> Pieces:
-    """Return the parts of each piece of a run: of each expert for routed experts, else of a single piece."""
+    """Return the parts of each piece of a run. A routed expert is a piece; every other run is a single piece."""
     return refs.experts if refs.experts and run == "neuron" else (refs.parts,)
 
 

@@ -57,9 +57,10 @@ def _repeated(blocks: U8, at: int, groups: int = 8) -> U8:
 
 
 def _spread(packed: U8, run: int, bits: int) -> U8:
-    """Unpack codes of `bits` bits: runs of `run` bytes hold one code per byte, then the next in the higher bits.
+    """Unpack codes of `bits` bits, `[blocks, bytes]` to `[blocks, codes]`.
 
-    `[blocks, bytes]` becomes `[blocks, codes]`.
+    The lowest bits of `run` successive bytes are the first `run` codes, the next higher bits the next `run` codes,
+    and so on; then come the next `run` bytes.
     """
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     parts = packed.reshape(len(packed), -1, 1, run) >> shifts & np.uint8((1 << bits) - 1)
@@ -148,7 +149,10 @@ def _iq3_s(blocks: U8) -> Groups:
 
 
 def _recoded(name: str, blocks: U8, scales: F32) -> Groups:
-    """Encode values again with the scale of each group, `[blocks, 8]`: each is a number of the format's table."""
+    """Encode the values of blocks again. `scales`, `[blocks, 8]`, has the scale of each group.
+
+    A value divided by its scale is a number of the format's table.
+    """
     return _f16(scales), _codes_of(name, blocks, scales)
 
 
@@ -177,9 +181,10 @@ def _iq1_m(blocks: U8) -> Groups:
 
 
 def _by_halves(name: str, blocks: U8, scales: U8, whole: U8 | None = None) -> Groups:
-    """Encode values again; the scale of each half is the block's times `2 * scales + 1`, `[blocks, 16]`.
+    """Encode the values of blocks again, with one scale for each half of a group.
 
-    `whole` is the bytes of the block's f16 scale, by default its first two.
+    A half's scale is the block's f16 scale times `(2 * scales + 1) / 8`, with `scales` `[blocks, 16]`. `whole` is the
+    bytes of the block's f16 scale, by default the first two bytes of the block.
     """
     whole = blocks[:, :2] if whole is None else whole
     each = 2 * scales + 1
@@ -188,7 +193,10 @@ def _by_halves(name: str, blocks: U8, scales: U8, whole: U8 | None = None) -> Gr
 
 
 def _codes_of(name: str, blocks: U8, scales: F32) -> U8:
-    """Return codes `[blocks, 8, 32]`: the exact values of `blocks`, divided by `scales` `[blocks, n]`."""
+    """Return the codes of blocks, `[blocks, 8, 32]`, for `scales`, `[blocks, n]`, each of 256 / n values.
+
+    A code is the index of the format's number that is nearest to the exact value divided by its scale.
+    """
     element = Element(name, 256, blocks.shape[1])
     values = decode(element, blocks).reshape(*scales.shape, -1)
     coding = CODINGS[element.nearest]

@@ -93,7 +93,7 @@ class _Listing:
     def load(self, weights: bool) -> _Snapshot | None:
         """Return the files of the model; None if the hub has to be asked for them.
 
-        Without a name, a GGUF model is the one that was chosen before, or that is on this machine.
+        If the user named none of several GGUF models, it is the one chosen before, or one that is on this machine.
         """
         commit, sizes, chosen = self._saved()
         model = replace(self._model, choice=self._model.choice or chosen)

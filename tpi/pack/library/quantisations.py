@@ -12,7 +12,7 @@ from tpi.system.memory import available_memory
 _NAME = re.compile(r"(?:^|[-._])((?:UD-)?(?:(I?Q[2-8])_(?!\d_\d)\w+|MXFP4\w*))$", re.IGNORECASE)
 # Without sizes, or if none fits, the first of these is used; if there is none of these, the first file by name.
 _PREFERRED = ("Q4_K_M", "MXFP4", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16")
-_PACKED = {"Q2": 1.35, "IQ2": 1.95, "Q3": 1.2, "IQ3": 1.5, "Q8": 1.05}  # bytes of a pack by those of the file, at most
+_PACKED = {"Q2": 1.35, "IQ2": 1.95, "Q3": 1.2, "IQ3": 1.5, "Q8": 1.05}  # upper limits of pack bytes / file bytes
 _OTHERS_PACKED = 1.12
 _SHARE = 0.9  # of the memory, for weights; the rest is for keys, values and activations
 _GB = 1e9

@@ -176,7 +176,9 @@ def _zeros(source: Source, module: str, shape: tuple[int, int], bits: int, packe
 
 
 def _as_matrix(source: Source, tensor: SourceTensor, rows: int, of_groups: int) -> SourceTensor:
-    """Return a tensor of a value for each group as `[rows, groups]`; one value for all is accepted.
+    """Return `tensor`, which has a value for each group of each row, with the shape `[rows, groups]`.
+
+    A tensor of a single value, which holds for all groups, gets the shape `[1, 1]`.
 
     Raises:
         ModelError: if the tensor has another number of values.
@@ -189,7 +191,7 @@ def _as_matrix(source: Source, tensor: SourceTensor, rows: int, of_groups: int) 
 
 
 def _order(source: Source, name: str, columns: int, group: int) -> npt.NDArray[np.int32] | None:
-    """Return the group of each column, or None if groups are runs of columns."""
+    """Return the number of the group of each column, or None if each group is a run of neighbouring columns."""
     if name not in source.tensors:
         return None
     numbers = read_all(source, tensor_of(source, name, (columns,)))

@@ -63,7 +63,7 @@ class Packed:
         return found[:, codes[0] - first * _RUN : codes[1] - first * _RUN]
 
     def _bytes(self, source: Source, lines: Range, begin: int, end: int) -> U8:
-        """Return bytes `[begin, end)` of some lines, or those of them that exist."""
+        """Return bytes `[begin, end)` of some lines, `[lines, bytes]`; fewer if the lines end before `end`."""
         tensor = self.tensor
         if self.along == "row":
             width = tensor.row_bytes

@@ -36,7 +36,7 @@ _ALGORITHMS = {
 
 @dataclass(frozen=True)
 class Fp8:
-    """The settings of a model whose linear layers are in FP8 but for some."""
+    """The settings of a model whose linear layers are in FP8, except those that `left_out` lists."""
 
     fp8: Fp8Scales
     left_out: tuple[str, ...]
@@ -54,7 +54,10 @@ class Fp8:
 
 @dataclass(frozen=True)
 class Modelopt:
-    """The settings of a model of ModelOpt. `layers` has the schemes of its modules if they differ."""
+    """The settings of a model that ModelOpt quantised.
+
+    `usual` is the scheme of its modules. If modules differ, `layers` has their schemes by name.
+    """
 
     usual: Scheme | None
     layers: Mapping[str, Scheme]
@@ -87,9 +90,10 @@ class Modelopt:
 
 @dataclass(frozen=True)
 class Microscaled:
-    """The settings of a model with experts, or others, in OpenAI's MXFP4: tensors `x_blocks` and `x_scales`.
+    """The settings of a model whose experts are in OpenAI's MXFP4.
 
-    They become `x`, or `x_blocks` with `suffix`.
+    A matrix is in two tensors, `x_blocks` (codes) and `x_scales`. They are joined into one tensor, which is called
+    `x_blocks` if `suffix` is True, else `x`.
     """
 
     suffix: bool
@@ -98,7 +102,7 @@ class Microscaled:
     fp8: Fp8Scales | None = None
 
     def scheme(self, module: str) -> Scheme | None:
-        """Return MXFP4 for experts, which alone are quantised."""
+        """Return MXFP4 for experts that are not left out; None for other modules."""
         return Scheme("MXFP4", 4, 32) if ".experts" in module and not is_left_out(module, self.left_out) else None
 
     def join(self, source: Source) -> Iterator[tuple[list[Joined], tuple[str, ...]]]:

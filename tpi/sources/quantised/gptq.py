@@ -126,7 +126,7 @@ class Gptq:
     def _order(
         self, source: Source, module: str, inputs: int, of_groups: int, scheme: Scheme
     ) -> npt.NDArray[np.int32] | None:
-        """Return the group of each input, or None if groups are runs of inputs."""
+        """Return the number of the group of each input, or None if each group is a run of neighbouring inputs."""
         name = f"{module}.g_idx"
         if name not in source.tensors:
             return None

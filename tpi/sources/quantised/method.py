@@ -83,7 +83,7 @@ def unsupported(reason: str) -> ModelError:
 def check_fields(config: Config, known: Collection[str], what: str) -> None:
     """Raise a ModelError that names the first field of `config` that is not `known` and has a value, if there is one.
 
-    `what` names the object.
+    `what` names the object in the message.
     """
     for name, value in config.items():
         if name not in known and value not in (None, {}, []):

@@ -47,7 +47,10 @@ def method_of(fields: Mapping[str, Any]) -> Method | None:
 
 
 def _is_gpt_oss(fields: Mapping[str, Any]) -> bool:
-    """Return True for gpt-oss, whose names tell MXFP4 from floats, which are stored transposed."""
+    """Return True for gpt-oss.
+
+    Its tensor names tell experts in MXFP4 from experts in floats, which are stored transposed.
+    """
     return "GptOssForCausalLM" in str(fields.get("architectures"))
 
 

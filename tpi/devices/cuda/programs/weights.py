@@ -179,7 +179,10 @@ def numbers(codes, FORMAT: tl.constexpr):
 
 @triton.jit
 def byte_of(codes, LOW: tl.constexpr, HIGH: tl.constexpr):
-    """Return int8 number `codes` (0..15) of the 16 that LOW and HIGH hold, 8 each, as int32."""
+    """Return the entry with index `codes` (0..15) of a table of 16 int8 numbers, as int32.
+
+    LOW holds the first 8 entries, HIGH the last 8, one entry per byte, the first in the lowest byte.
+    """
     held = tl.where(codes < 8, tl.full(codes.shape, LOW, tl.int64), tl.full(codes.shape, HIGH, tl.int64))
     return (held >> (codes % 8 * 8).to(tl.int64)).to(tl.int8).to(tl.int32)
 

@@ -147,7 +147,10 @@ def _pass(matrix: PackedPart, source: str, tokens: int) -> tuple[Program, int]:
 
 
 def _program(source: str, matrix: PackedPart) -> Program:
-    """Return the program for the product of a prompt: the program for short steps, compiled for one token."""
+    """Return the program that contains the kernel for prompts.
+
+    Its sources also contain the kernels for short steps, which need a definition of TOKENS; here it is 1.
+    """
     return Program(_sources(source), (matrix.defined, "TOKENS=1"))
 
 

@@ -84,7 +84,10 @@ class SpecCache:
         return x.activations
 
     def prepared(self, spec: BlockSpec, x: Input) -> OpenClPrepared:
-        """Return a block's normalised input on the card. Do not normalise again an `x` that kernels prepared."""
+        """Return a block's normalised input on the card, rounded as the rows of `spec` need it.
+
+        If kernels have prepared `x` already, it is not normalised again.
+        """
         made = self.normed_input(spec, x) if isinstance(x, np.ndarray) or self._own(x) else self._brought(spec, x)
         for run, name in _row_parts(spec):
             form = form_of(run, run.part(name))

@@ -263,7 +263,10 @@ def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors, layer: int 
 
 
 def _per_layer(config: ModelConfig, vectors: Vectors, layer: int, scale: float) -> PerLayerSpec:
-    """Return the spec of the end of `layer`, which adds the embedding of each token for this layer."""
+    """Return the spec of the end of `layer`, which adds each token's embedding for this layer to the hidden states.
+
+    The hidden states are then multiplied by `scale`.
+    """
     run = RunLayout("row", "record", (Part("row", "f32", "row"),), 1, config.hidden, config.per_layer)
     return PerLayerSpec(
         gate=vectors["per_layer.gate"].reshape(config.per_layer, config.hidden),
@@ -276,14 +279,20 @@ def _per_layer(config: ModelConfig, vectors: Vectors, layer: int, scale: float) 
 
 
 def joining(config: ModelConfig, kind: BlockKind) -> Joining:
-    """Return how the result of a block of this kind is combined with that of the next block of its layer."""
+    """Return how the result of a block of this kind and the result of the layer's next block share one sum.
+
+    Return an empty string if they do not share one.
+    """
     if config.parallel_experts and kind == "ffn":
         return "stacked"
     return "added" if config.parallel and kind == "attention" else ""
 
 
 def join(how: Joining, first: F32, second: F32) -> F32:
-    """Return the results of two blocks that share one sum, `[tokens, hidden]`; if stacked, `[2 * tokens, hidden]`."""
+    """Return the results of two blocks that share one sum, added or stacked as `how` says.
+
+    The result is `[tokens, hidden]`, or `[2 * tokens, hidden]` if stacked.
+    """
     return np.concatenate([first, second]) if how == "stacked" else first + second
 
 

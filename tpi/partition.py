@@ -124,6 +124,7 @@ def by_expert(units: Range, each: int) -> list[tuple[int, Range]]:
 def kv_range(query: Range, query_unit_heads: int, kv_unit_heads: int, heads: int, kv_heads: int) -> Range:
     """Return the KV units that the query units in `query` attend to.
 
+    A query unit has `query_unit_heads` heads, a KV unit `kv_unit_heads`; the model has `heads` and `kv_heads`.
     A KV unit whose query group is cut between two nodes belongs to both.
     """
     if not len(query):

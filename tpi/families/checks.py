@@ -109,7 +109,7 @@ def _check_activation(config: ModelConfig, where: str) -> None:
 
 
 def check_mixture(mixture: Mixture, where: str) -> None:
-    """Check that the settings of experts are in range and consistent.
+    """Check that the settings of experts are in range and consistent. `where` names the source in messages.
 
     Raises:
         ModelError: if a check fails; the message names the field.

@@ -49,7 +49,7 @@ def frequencies(theta: float, rotary: int) -> F32:
 
 
 def plain(inv_freq: F32, scale: float = 1.0) -> Rope:
-    """Create a Rope from an array of frequencies."""
+    """Create a Rope from an array of frequencies, in radians per token, and a factor on cosine and sine."""
     return Rope(tuple(float(value) for value in inv_freq), scale)
 
 
@@ -167,7 +167,7 @@ def longrope(base: F32, fields: Fields, context: int) -> Rope:
 
 
 def divided(base: F32, factors: Sequence[float] | F32 | None, scale: float = 1.0) -> Rope:
-    """Divide each frequency of `base` by its own factor.
+    """Return a Rope with each frequency of `base` divided by its own factor; `scale` is the factor on cosine and sine.
 
     Raises:
         ModelError: unless there are as many positive factors as frequencies.

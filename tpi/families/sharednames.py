@@ -22,7 +22,10 @@ GGUF_MTP = {
 def llama_names(
     attention: Mapping[str, str], ffn: Mapping[str, str], experts: Mapping[str, str] | None = None
 ) -> Names:
-    """Return the names for a Hugging Face directory whose embedding, head and final norm are named as Llama's are."""
+    """Return the names for a Hugging Face directory whose embedding, head and final norm are named as Llama's are.
+
+    `attention`, `ffn` and `experts` are the templates of these blocks.
+    """
     return Names(
         "embed_tokens.weight",
         attention,
@@ -46,7 +49,11 @@ def gguf_names(
     factors: tuple[str, ...] = (FREQS, SHORT, LONG),
     experts: Mapping[str, str] | None = None,
 ) -> Names:
-    """Return the names for a GGUF file. `factors` names its tensors of rotary factors, which the configuration uses."""
+    """Return the names for a GGUF file.
+
+    `attention`, `ffn` and `experts` are the templates of these blocks. `factors` names the file's tensors of rotary
+    factors, which the configuration uses.
+    """
     return Names(
         "token_embd.weight",
         attention,

@@ -112,7 +112,7 @@ def activate(spec: FfnSpec, gate: F32 | None, up: F32) -> F32:
 
 
 def _clamped(gate: F32, up: F32, limit: np.float32, slope: np.float32) -> F32:
-    """Return the clamped SwiGLU of gpt-oss."""
+    """Return gpt-oss's clamped SwiGLU, `gate * sigmoid(slope * gate) * (up + 1)`; gate and |up| are at most `limit`."""
     gate, up, one = np.minimum(gate, limit), np.clip(up, -limit, limit), np.float32(1)
     return np.asarray(gate / (one + np.exp(np.minimum(-slope * gate, np.float32(88)))) * (up + one), np.float32)
 

@@ -113,7 +113,8 @@ def _head_norms(spec: AttentionSpec, queries: F32, keys: F32) -> tuple[F32, F32]
 def from_latent(spec: AttentionSpec, latent: LatentSpec, latent_data: U8, kv_data: U8, normed: F32) -> tuple[F32, F32]:
     """Return keys before RoPE, and values, computed from the latent vector (DeepSeek-V2, section 2.1).
 
-    `normed` is the block's normed input, `[tokens, hidden]`; keys and values are `[tokens, kv_heads, head_dim]`.
+    `normed` is the block's normed input, `[tokens, hidden]`; `latent_data` and `kv_data` are the bytes of the units of
+    the runs `latent` and `kv`. Keys and values are `[tokens, kv_heads, head_dim]`.
     """
     values = rows(latent.run, latent_data, "latent", normed)[:, : latent.rank + latent.rope]
     values = biased(values, latent.bias)
@@ -126,7 +127,10 @@ def from_latent(spec: AttentionSpec, latent: LatentSpec, latent_data: U8, kv_dat
 
 
 def from_query_latent(latent: QueryLatentSpec, latent_data: U8, up_data: U8, normed: F32) -> F32:
-    """Return queries before RoPE, `[tokens, vectors of the up run]`, from the block's normed input."""
+    """Return queries before RoPE, `[tokens, vectors of the up run]`, from the block's normed input.
+
+    `latent_data` and `up_data` are the bytes of the units of the runs `latent.run` and `latent.up`.
+    """
     rank = len(latent.norm.weight)
     values = biased(rows(latent.run, latent_data, "q_latent", normed)[:, :rank], latent.bias)
     ranked = rms_norm(np.ascontiguousarray(values), latent.norm.weight, latent.norm.eps)

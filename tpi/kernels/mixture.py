@@ -197,7 +197,10 @@ def _sigmoid(x: F32) -> F32:
 
 
 def _allowed(ranked: F32, groups: int, used: int, counted: int) -> F32:
-    """Return the scores `ranked` with minus infinity for the experts of all groups but the best `used` ones."""
+    """Return the scores `ranked` with minus infinity for the experts of all groups but the best `used` ones.
+
+    A group's score is the sum of the `counted` best scores of its experts.
+    """
     if groups == used:
         return ranked
     grouped = ranked.reshape(len(ranked), groups, -1)

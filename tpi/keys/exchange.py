@@ -60,7 +60,9 @@ def require_code(code: str) -> None:
 
 
 def as_guest(link: socket.socket, code: str, own: Introduced, lasts_s: float = _LASTS_S) -> Introduced:
-    """Run the guest's side on a connection to the host. Return the host's key and name.
+    """Run the guest's side on `link`, a connection to the host. Return the host's key and name.
+
+    `own` is this machine's key and name.
 
     Raises:
         PairingError: if the code is wrong, or the other end does not follow the protocol.
@@ -83,7 +85,9 @@ def as_guest(link: socket.socket, code: str, own: Introduced, lasts_s: float = _
 
 
 def as_host(link: socket.socket, code: str, own: Introduced, lasts_s: float = _LASTS_S) -> Introduced:
-    """Run the host's side on a connection from a guest. Return the guest's key and name.
+    """Run the host's side on `link`, a connection from a guest. Return the guest's key and name.
+
+    `own` is this machine's key and name.
 
     Raises:
         WrongCodeError: if the guest guessed wrong. The code must not be used again.

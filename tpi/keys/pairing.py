@@ -59,7 +59,10 @@ def _server(host: str, port: int) -> socket.socket:
 def invite(
     listener: socket.socket, policy: KeyPolicy, own: Introduced, show: Show, wait_s: float = WAIT_S
 ) -> PairedKey:
-    """Wait for the other machine, with a code passed to `show`. Each wrong guess makes a new code.
+    """Wait for the other machine, and store and return its key.
+
+    `show` is called with the code to display, and with a new code after each wrong guess. `own` is this machine's key
+    and name.
 
     Raises:
         PairingError: if no machine came within `wait_s` seconds, or too many guesses were wrong.
@@ -85,7 +88,7 @@ def invite(
 
 
 def accept(host: str, port: int, code: str, policy: KeyPolicy, own: Introduced) -> PairedKey:
-    """Connect to a machine that waits with `code`, and store its key.
+    """Connect to a machine that waits with `code`, and store and return its key. `own` is this machine's key and name.
 
     Raises:
         UsageError: if `code` cannot be a code, or `host` cannot be a host name.

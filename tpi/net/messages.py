@@ -353,7 +353,8 @@ class Bye:
 
 
 def master_identity(session: int, link: int | None = None) -> bytes:
-    """Return the routing id of the socket that a master uses for its worker number `link`, or the prefix that all its
-    ids share.
+    """Return the routing id of the socket that a run of a master, `session`, uses for its worker number `link`.
+
+    If `link` is None, return the prefix that all routing ids of that run share.
     """
     return b"M" + session.to_bytes(8, "little") + (b"" if link is None else link.to_bytes(2, "little"))

@@ -59,7 +59,11 @@ class Net:
     """One process's ZeroMQ context, which makes its sockets."""
 
     def __init__(self, tap: Tap | None = None, policy: KeyPolicy | None = None) -> None:
-        """Create the context. `policy` decides which connections need keys, and has the keys (None: the user's own)."""
+        """Create the context.
+
+        `policy` decides which connections need keys, and has the keys (None: the user's own). `tap` sees the frames
+        of every message.
+        """
         self.context: zmq.Context[Socket] = zmq.Context(io_threads=1)
         self.tap = tap
         self.policy = policy or KeyPolicy()

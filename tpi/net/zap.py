@@ -80,7 +80,7 @@ class ZapHandler:
         return b"the keys of this machine cannot be read"
 
     def _let_in(self, key: bytes, plane: str, where: str) -> bool:
-        """Return True if the owner of `key` may connect to `plane`.
+        """Return True if the owner of `key` may connect to `plane` from the address `where`.
 
         The key is recorded before it is looked up: if it is revoked in between, `KnownPeers.dismiss` still finds it.
         """

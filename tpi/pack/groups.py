@@ -243,7 +243,7 @@ def _quantise_numbers(coding: Coding, groups: F32) -> U8:
 
 
 def _quantise_lines(coding: Coding, groups: F32) -> U8:
-    """Quantise groups with a scale and a minimum for each half, both of which are multiples of those of the group."""
+    """Quantise groups with a scale and a minimum for each half: multiples of the scale and minimum of the group."""
     most = np.float32((1 << sum(coding.planes)) - 1)
     parts = groups.reshape(*groups.shape[:-1], 2, _HALF)
     low = np.minimum(parts.min(axis=-1), 0)

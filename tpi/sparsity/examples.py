@@ -52,7 +52,10 @@ class LayerExamples:
 
     @classmethod
     def of(cls, layer: int, x: F32, active: Active, ahead: int = 0) -> "LayerExamples":
-        """Create examples from the inputs `x` `[tokens, hidden]` and the activity `active` `[tokens, neurons]`."""
+        """Create examples from the inputs `x` `[tokens, hidden]` and the activity `active` `[tokens, neurons]`.
+
+        `x` is from the feed-forward block `ahead` layers earlier.
+        """
         return cls(layer, x, pack_bits(active), active.shape[1], ahead)
 
     def __len__(self) -> int:

@@ -2,8 +2,8 @@
 
 `scores(x) = second @ max(first @ x, 0) + bias`, with `first` `[rank, hidden]` and `second` `[neurons, rank]`; a neuron
 is predicted to be active if its score is not below the layer's threshold (DejaVu, section 4; PowerInfer, section
-5.1). PowerInfer's files hold these two matrices. The input of a predictor of layer `i` with look-ahead `k` is that of
-the feed-forward block of layer `i - k`. This leaves time to fetch the predicted neurons (DynamicInfer).
+5.1). PowerInfer's files hold these two matrices. A predictor of layer `i` with look-ahead `k` reads the input of the
+feed-forward block of layer `i - k`. This leaves time to fetch the predicted neurons (DynamicInfer).
 
 Both matrices are laid out as runs of rows as in a pack, so that `Kernels.logits` can multiply by them.
 """

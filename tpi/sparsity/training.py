@@ -115,8 +115,8 @@ def measure_predictor(predictor: Predictor, examples: LayerExamples) -> tuple[fl
 def training_bytes(hidden: int, neurons: int, most_bytes: float, layers: int) -> int:
     """Return an estimate of the bytes of memory that training takes.
 
-    It counts the moments of the initial regression, one piece of the text, and the weights of a layer that takes twice
-    its part of `most_bytes`.
+    The estimate counts the moments of the initial regression, one piece of the text, and the weights of one layer. That
+    layer is assumed to take twice its equal part of `most_bytes`.
     """
     weights = 2 * most_bytes / layers / row_bytes(GROUP, "q4s") * GROUP
     sums = 6 * 8 * hidden**2 + 4 * hidden * neurons
@@ -124,7 +124,7 @@ def training_bytes(hidden: int, neurons: int, most_bytes: float, layers: int) ->
 
 
 def _threshold(plain: Predictor, examples: LayerExamples, recall: float) -> float:
-    """Return the highest threshold at which at least `recall` of the active neurons are chosen.
+    """Return the highest threshold at which `plain` chooses at least `recall` of the active neurons of `examples`.
 
     If no neuron is active, the threshold is above all scores.
     """

@@ -69,7 +69,8 @@ def finish_heads(
 ) -> Tensor:  # fmt: skip
     """Reshape `x`, `[tokens, units * width]`, to `[tokens, *shape]`, then apply bias, head norm and RoPE, if given.
 
-    `rotary` is positions, frequencies and the scale; `shape` is `(heads, head_dim)`.
+    `weight` and `eps` are those of the norm. `rotary` is positions, frequencies and the scale. `shape` is
+    `(heads, head_dim)`.
     """
     count, head_dim = shape
     out = x.new_empty(len(x), count, head_dim)
@@ -93,7 +94,10 @@ def hadamard_rotate(heads: Tensor) -> Tensor:
 
 
 def append(cache: Tensor, format: KvDtype, new: Tensor, step: CardBatch) -> None:
-    """Store `new`, `[tokens, kv_heads, head_dim]`, at each token's place in the cache."""
+    """Store `new`, `[tokens, kv_heads, head_dim]`, in the cache, which has the format `format`.
+
+    `step` has each token's place in the cache.
+    """
     tokens, count, head_dim = new.shape
     launch(
         storing.append, (tokens, count), cache, new, step.positions, step.sequence, step.tables, head_dim,
@@ -102,7 +106,10 @@ def append(cache: Tensor, format: KvDtype, new: Tensor, step: CardBatch) -> None
 
 
 def mix(spec: AttentionSpec, kv_index: Tensor, queries: Tensor, pages: Pages, step: CardBatch) -> Tensor:
-    """Return attention of queries `[tokens, heads, head_dim]` over pages: `[tokens, heads * head_dim]`."""
+    """Return attention of queries `[tokens, heads, head_dim]` over pages: `[tokens, heads * head_dim]`.
+
+    `kv_index` has the KV head of each query head; `step` has the tokens' positions and page tables.
+    """
     tokens, count, head_dim = queries.shape
     out = queries.new_empty(tokens, count * head_dim)
     programs = (tokens if step.blocks is None else len(step.blocks)) * count

@@ -87,7 +87,10 @@ def attend(vectors: SpecVectors, spec: AttentionSpec, heads: Heads, pages: Pages
 
 
 def output(spec: AttentionSpec, query: Tensor, mixed: Tensor) -> Tensor:
-    """Return the output projection of `mixed`, `[tokens, heads * head_dim]`, which is first padded to whole units."""
+    """Return the output projection of `mixed`, `[tokens, heads * head_dim]`, which is first padded to whole units.
+
+    `query` is the bytes of the query units, which hold the part `o`.
+    """
     weights = matrix(spec.query, "o")
     padding = weights.inputs - mixed.shape[1]
     padded = torch.nn.functional.pad(mixed, (0, padding)) if padding else mixed

@@ -32,6 +32,7 @@ class TimedLane:
 
         The task begins once it is requested and the lane is free; it takes `seconds` times `slowed` and the stretch.
         The real work is done first. If it takes longer than the task should, the lane is busy for as long as it took.
+        `what` names the kind of task, for the calibration of the stretch.
         """
         begins, slot = self._take(seconds)
         real = self._clock.real

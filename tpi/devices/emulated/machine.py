@@ -89,7 +89,10 @@ def _changed(machine: EmulatedMachine, words: list[str]) -> EmulatedMachine:
 
 
 def _resolved(machine: EmulatedMachine, read: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the machine's fields: `link` sets both directions, and `host` scales the accelerator's speeds."""
+    """Return the fields of the machine that `read`, the values in the text by name, changes in `machine`.
+
+    `link` sets both directions. `host` is the factor from the accelerator's speeds to the host's.
+    """
     fields = {name: value for name, value in read.items() if name not in ("link", "host")}
     if "link" in read:
         fields = {"up": read["link"], "down": read["link"], **fields}

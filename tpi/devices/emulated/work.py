@@ -130,7 +130,10 @@ def experts(spec: ExpertsSpec, tokens: int, chosen: Routing | None) -> KernelWor
 
 
 def pieces(spec: ExpertsSpec, numbers: Iterable[int], tokens: int, chosen: Routing | None) -> KernelWork:
-    """Return the work of `Kernels.expert_pieces` for the pieces that `numbers` lists."""
+    """Return the work of `Kernels.expert_pieces` for the pieces that `numbers` lists.
+
+    If `chosen` is None, no two tokens are assumed to choose the same expert.
+    """
     todo, every = KernelWork(), spec.router.mixture.experts
     counts = np.bincount(chosen.experts.ravel(), minlength=every) if chosen else np.arange(every) < tokens * _used(spec)
     for number in numbers:

@@ -83,7 +83,10 @@ def _local(fields: Fields, head_dim: int) -> rope.Rope:
 
 
 def _alike(fields: Fields, key: str, sliding: list[bool], slides: bool) -> int:
-    """Return the value of `key`, a number or a list of one for each layer, in the layers of one kind.
+    """Return the value of `key` in the layers of one kind: those with a sliding window if `slides`, else the others.
+
+    The metadata has one number for all layers, or a list of one for each layer. `sliding` is True for each layer with
+    a sliding window.
 
     Raises:
         ModelError: if the value differs between layers of one kind.
@@ -101,6 +104,8 @@ def _alike(fields: Fields, key: str, sliding: list[bool], slides: bool) -> int:
 
 def _neurons(fields: Fields, sliding: list[bool]) -> dict[str, Any]:
     """Return the ModelConfig fields of neurons, and of layers that read the keys and values of others.
+
+    `sliding` is True for each layer with a sliding window.
 
     Raises:
         ModelError: if the layers differ in their neurons, unless those that read the keys of others have twice as many.

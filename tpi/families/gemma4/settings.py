@@ -137,6 +137,8 @@ def _sliding(fields: Fields) -> Sequence[bool]:
 def _heads(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
     """Return the ModelConfig fields about KV heads and sizes of heads.
 
+    `sliding` is True for each layer with a sliding window.
+
     Raises:
         ModelError: if layers of one kind differ.
     """
@@ -156,7 +158,9 @@ def _heads(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
 
 
 def _overrides(fields: Fields, sliding: Sequence[bool]) -> list[dict[str, Any]]:
-    """Return the fields of each layer that replace the model's.
+    """Return, for each layer, the fields that replace the model's.
+
+    `sliding` is True for each layer with a sliding window.
 
     Raises:
         ModelError: if a layer overrides a field that is not about heads, or `per_layer_config` is not an object of

@@ -113,7 +113,7 @@ def _sharpened(factor: float, weight: float) -> float:
 def _kept(fields: Fields, pairs: int, theta: float, original: int) -> rope.F32:
     """Return the share of each pair's frequency that YaRN leaves unscaled: 1 for fast pairs down to 0 for slow ones.
 
-    The result is float32 `[pairs]`.
+    The result is float32 `[pairs]`. `theta` is the rotary base, `original` the original context in tokens.
 
     Raises:
         ModelError: if a parameter is out of range.

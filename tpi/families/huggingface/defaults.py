@@ -130,5 +130,5 @@ def with_defaults(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, Any]
 
 
 def unread(fields: Fields, defaults: Mapping[str, Any]) -> list[str]:
-    """Return the sorted names of the fields that are neither read nor known to have no effect."""
+    """Return the sorted names of the fields that are neither read (`defaults`) nor known to have no effect."""
     return sorted(set(fields) - set(defaults) - HARMLESS - set(REFUSED))

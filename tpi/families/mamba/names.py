@@ -11,7 +11,11 @@ _UP_DOWN = ("up", "down")
 
 
 def block(norm: str, prefix: str, fused: str, names: dict[str, str]) -> dict[str, str]:
-    """Return the templates of a Mamba2 block. `names` maps parts to tensor names that follow `prefix`."""
+    """Return the templates of a Mamba2 block by the names of its parts and vectors.
+
+    `norm` is the template of the norm of its input. All other tensor names begin with `prefix`: the rest of the name is
+    `fused` for the parts of the input's projection, and in `names` for others.
+    """
     biases = {f"conv.{part}.bias": names["bias"] for part in CONVOLVED}
     convolutions = {f"conv.{part}": names["conv"] for part in CONVOLVED}
     own = {name: text for name, text in names.items() if name not in ("conv", "bias")}

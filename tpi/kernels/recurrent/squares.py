@@ -19,7 +19,10 @@ def square_rows(spec: RecurrentSpec, tokens: int) -> int:
 
 
 def attach(partial: F32, squares: F32, norm: SpreadNorm) -> F32:
-    """Return the partial result `[tokens, hidden]` with rows that hold the sums `squares`, `[tokens]`."""
+    """Return the partial result `[tokens, hidden]` followed by rows with the sums `squares`, `[tokens]`.
+
+    The sums are stored as the docstring of this module says.
+    """
     rows = np.zeros((_rows(*partial.shape), partial.shape[1]), np.float32)
     rows.reshape(-1)[: len(squares) * GROUP] = np.repeat(squares * np.float32(norm.values**-0.5), GROUP)
     return np.concatenate([partial, rows])

@@ -48,7 +48,10 @@ def begin(states: F32, slot: int) -> F32:
 
 
 def split_state(spec: HeadsSpec, held: F32) -> tuple[F32, F32]:
-    """Return the heads' states `[heads, key, value]` and the last inputs of the convolution, `[taps - 1, channels]`."""
+    """Split the stored state `held` of a sequence into its two parts.
+
+    They are the heads' states, `[heads, key, value]`, and the last inputs of the convolution, `[taps - 1, channels]`.
+    """
     size = spec.heads * spec.key * spec.value
     return held[:size].reshape(spec.heads, spec.key, spec.value), held[size:].reshape(spec.taps - 1, spec.channels)
 

@@ -97,7 +97,9 @@ def repair_pack(
     tokenizer: bool,
     progress: Phase = phase,
 ) -> bool:
-    """Write the blocks `blocks` of a pack again, and its tokenizer if `tokenizer` is True. Close the source.
+    """Write the blocks `blocks` of the pack in `target` again, and its tokenizer if `tokenizer` is True.
+
+    `opened` is the model that the pack was made from; its source is closed at the end.
 
     Return False, and change nothing, if the source does not result in the blocks that `manifest` names.
 

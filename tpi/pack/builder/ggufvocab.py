@@ -96,7 +96,10 @@ def _byte_level(source: GgufSource, tokens: Sequence[str], words: WordRules) -> 
 
 
 def _sentencepiece(source: GgufSource, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
-    """Return a SentencePiece BPE tokenizer (Llama 2, Phi-3, Gemma): pieces, and bytes for other characters."""
+    """Return a SentencePiece BPE tokenizer (Llama 2, Phi-3, Gemma): pieces, and bytes for other characters.
+
+    `kinds` has the type of each token (`_NORMAL`, ...).
+    """
     vocab = {token: index for index, token in enumerate(tokens)}
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None)
     scored = source.metadata["tokenizer.ggml.model"] == "llama"

@@ -106,7 +106,7 @@ class Matrix:
         return Slab("column", self.element, raw, first, last - first)
 
     def _load_heads(self, order: HeadOrder, first: int, last: int) -> Slab:
-        """Read the vectors of all heads that overlap `[first, last)`."""
+        """Read the vectors of all heads that overlap `[first, last)`; `order` is the pack's order inside a head."""
         each = len(order.order)
         heads, element = range(first // each, -(-last // each)), self.element
         if self.transposed:

@@ -182,7 +182,7 @@ class _Formats:
         return {run: self._run(names, refs, _pieces(refs, run), hidden[run]) for run, names in runs.items()}
 
     def _run(self, names: tuple[str, ...], refs: BlockRefs, pieces: Pieces, hidden: int) -> dict[str, Format]:
-        """Return the formats of the parts of one run, whose vectors have `hidden` values: all quantised, or none.
+        """Return the formats of a run's parts `names`, whose vectors have `hidden` values: all quantised, or none.
 
         If only some matrices are quantised, the others become q8; if vectors are not whole groups, all become f32. A
         part whose matrices have different formats, in a block of experts, is stored in q8, or in f32 if all are floats.

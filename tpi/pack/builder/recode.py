@@ -29,7 +29,10 @@ def recode(element: Element, raw: U8) -> U8:
 
 
 def _factors(element: Element, scale: F32, offset: F32) -> U8:
-    """Return the bytes of the factors of integer codes, `[rows, groups, bytes]`."""
+    """Return the bytes of the factors of integer codes, `[rows, groups, bytes]`.
+
+    `scale` and `offset` are the two factors of the source's groups (`tpi.sources.quantised.groups`).
+    """
     if element.nearest == "q4s":
         return _f16(scale)
     if element.nearest in ("q3", "q6"):  # the factor of both halves is 1
@@ -44,9 +47,10 @@ def _factors(element: Element, scale: F32, offset: F32) -> U8:
 def _nvfp4(first: F32, second: F32) -> U8:
     """Return an f16 scale and the factors of both halves, `[rows, groups, 4]`.
 
-    The factor of the larger scale is the multiple of 8, from 64 to 120, for which the other one is closest to a whole
-    number. Scales have 4 significant bits, so both factors are exact unless the other scale is below 1/8 of the larger
-    one. Then the error of the smaller factor is at most half a unit: 1 in 128 of the larger scale.
+    `first` and `second` are the scales of the halves. The factor of the larger scale is the multiple of 8, from 64 to
+    120, for which the other factor is closest to a whole number. Scales have 4 significant bits, so both factors are
+    exact unless the other scale is below 1/8 of the larger one. Then the error of the smaller factor is at most half a
+    unit: 1 in 128 of the larger scale.
     """
     scales = np.concatenate([first, second], axis=-1)
     largest = np.abs(scales).max(axis=-1, keepdims=True)

@@ -40,6 +40,8 @@ class Damage:
 def open_repaired(record: PackRecord, identity: Identity, progress: Phase) -> Pack:
     """Open the pack of `record`. Files that are damaged, truncated or missing are made again first.
 
+    `identity` returns the hash of a source, which tells whether the source has changed.
+
     Raises:
         WeightsError: if the pack is damaged and its source is gone or has changed, or the disk is full.
         ModelError: if the source cannot be read.

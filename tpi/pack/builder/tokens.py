@@ -27,7 +27,8 @@ _CHANNEL_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")
 def from_directory(directory: Path, config: dict[str, Any], vocab: int, out: Path) -> dict[str, Any]:
     """Write the tokenizer.json of a Hugging Face directory to `out` and return the manifest's tokenizer metadata.
 
-    The metadata is empty, and nothing is written, if there is no tokenizer.
+    The metadata is empty, and nothing is written, if there is no tokenizer. `config` is the model's config.json,
+    `vocab` its number of tokens.
 
     Raises:
         ModelError: if there is a tokenizer, but it cannot be read or converted.

@@ -161,7 +161,7 @@ def _download(
 
 
 def _fetch_all(model: HubModel, library: Any, commit: str, sizes: Mapping[str, int], progress: Phase) -> None:
-    """Download files of these sizes, and report the progress of all of them together.
+    """Download files of a commit, and report the progress of all together; `sizes` has the bytes of each, by name.
 
     Raises:
         WeightsError: if the disk has too little space. Bytes that came earlier are counted.

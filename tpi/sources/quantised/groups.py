@@ -57,7 +57,10 @@ def decode_groups(kind: str, raw: U8) -> F32:
 
 
 def value_of(kind: str, codes: U8, scale: F32, offset: F32) -> F32:
-    """Return the float32 values of integer codes of this kind; the shapes are broadcast."""
+    """Return the float32 values of integer codes of this kind; the shapes are broadcast.
+
+    `scale` and `offset` are the two factors of a group.
+    """
     if kind.startswith("LINE"):
         return cast(F32, codes * scale + offset)
     return cast(F32, (codes.astype(np.float32) - offset) * scale)

@@ -58,7 +58,7 @@ class Mlx:
 
 
 def _experts(module: str, words: SourceTensor) -> list[str]:
-    """Return the names of the matrices of a stack: those of experts, each with its number."""
+    """Return a name for each matrix of the stack `words` of `module`: that of an expert's matrix in other files."""
     stack = next((stack for stack in _STACKS if stack in module), None)
     if stack is None:
         return [f"{module}.{number}.weight" for number in range(words.shape[0])]  # no model has such a tensor

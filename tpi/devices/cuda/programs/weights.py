@@ -12,7 +12,10 @@ import triton.language as tl
 
 @triton.jit
 def first_byte(outputs, offset, unit, tall, deep, BYTES: tl.constexpr, TILED: tl.constexpr):
-    """Return the offset (int64) of the first group of `outputs` (int32), or of the square that contains it."""
+    """Return the offset in bytes (int64) of the first group of each of `outputs` (int32).
+
+    In the tiled layout, it is the offset of the square that contains this group.
+    """
     if TILED:
         rows = outputs // 8
         return offset + (rows // tall).to(tl.int64) * unit + ((rows % tall) * deep).to(tl.int64) * (8 * BYTES)
@@ -52,7 +55,7 @@ def code_step(at, TILED: tl.constexpr):
 
 @triton.jit
 def factor(data, begin, outputs, number: tl.constexpr, mask, CODES: tl.constexpr, TILED: tl.constexpr):
-    """Return the scale (`number` 0) or minimum (1) of the groups at `begin`, as float32."""
+    """Return the scale (`number` 0) or minimum (1) of the groups at `begin`, as float32; 0 where `mask` is False."""
     if TILED:
         at = begin + 8 * CODES + outputs % 8 * 2 + 16 * number
     else:

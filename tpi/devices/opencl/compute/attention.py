@@ -49,9 +49,10 @@ class AttentionBlock:
     def attend(
         self, spec: AttentionSpec, heads: HeadBuffers, keys: KvArray, values: KvArray, step: AttentionStep
     ) -> Any:
-        """Append keys and values to the cache, then attend.
+        """Append keys and values to the cache, then return a buffer with the attention of all heads.
 
-        Return a buffer of `[tokens, query units * width]`, with zeros after the last head.
+        The buffer is `[tokens, query units * width]`, with zeros after the last head. `step` has the tokens' positions
+        and page tables.
         """
         card, program = self._card, _attending(spec, keys, step.rows_each)
         paged = (step.tables, step.table_width)
@@ -75,7 +76,7 @@ class AttentionBlock:
         return columns(self._card, o, CardActivations(self._card, mixed, tokens, o.vectors))
 
     def _finish(self, spec: AttentionSpec, which: str, product: Any, tokens: int, positions: Any) -> Any:
-        """Return the heads in `product` after bias, norm and, except for values, RoPE."""
+        """Return the heads in `product` after bias, norm and, except for values, RoPE. `which` is q, k or v."""
         card, dim = self._card, spec.head_dim
         heads, run = (spec.heads, spec.query) if which == "q" else (spec.kv_heads, spec.kv)
         half, out = 0 if which == "v" else len(spec.inv_freq), card.empty(tokens, heads, dim)

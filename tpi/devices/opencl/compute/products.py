@@ -96,7 +96,10 @@ def columns(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: An
 def _columns_in_splits(
     card: OpenClCard, matrix: PackedPart, x: CardActivations, given: Sequence[Any], vectors: int
 ) -> Any:
-    """Sum the vectors in several work-groups, so that the whole card takes part, then add the partial sums."""
+    """Compute `columns` for few tokens: several work-groups each add some vectors, then the partial sums are added.
+
+    So the whole card takes part. `given` are the kernel's arguments that describe the part.
+    """
     hidden, splits = matrix.run.hidden, max(1, min(vectors // _SPLIT, _MOST_SPLITS))
     program, passes = _pass(matrix, "records", x.tokens)
     partial, out = card.empty(splits, x.tokens, hidden), card.empty(x.tokens, hidden)

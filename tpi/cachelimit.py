@@ -15,7 +15,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class CacheLimit:
-    """Most bytes that a cache may hold. None: half of the disk space that would be free without the cache."""
+    """Largest number of bytes that a cache may hold. None: half of the disk space that is free without the cache."""
 
     nbytes: int | None = None
 

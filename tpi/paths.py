@@ -51,10 +51,10 @@ def user_path(text: str) -> Path:
 
 
 def directory_of(variable: str, standard: str, inside_home: str) -> Path:
-    """Return the directory that `variable` names, or else the directory `tpi` in the one that `standard` names.
+    """Return the directory that the environment variable `variable` names; if it is not set, `$<standard>/tpi`.
 
-    `standard` is a variable of the XDG specification. If it is not set, the directory `inside_home` of the user's home
-    directory stands for it.
+    `standard` is a variable of the XDG specification. If it is not set either, the directory `inside_home` of the
+    user's home directory takes its place.
 
     Raises:
         UsageError: if neither variable is set and the user has no home directory. The message names `variable`.

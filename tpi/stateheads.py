@@ -16,7 +16,7 @@ F32 = npt.NDArray[np.float32]
 
 
 def spread_norm(config: ModelConfig) -> SpreadNorm | None:
-    """Return the norm over the heads of all nodes, if the model's blocks with states have one."""
+    """Return the norm that the model's recurrent blocks have over the heads of all nodes; None if they have none."""
     mamba = config.mamba
     if mamba is None or mamba.key_heads > 1:
         return None

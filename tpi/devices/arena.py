@@ -61,9 +61,10 @@ class Arena:
         """Create an arena of at most `limit` bytes; None: as much as the system gives.
 
         `allocate` returns a zeroed buffer of the given size in bytes. `release` is called with each buffer that was
-        freed. `other_use` is called with the bytes of the limit that other users of the memory may have; it frees as
-        much as it can, and returns the bytes that they still take. `allocate_cut` returns a buffer that may be cut at
-        the given offsets, for a device that limits the size of one buffer.
+        freed. `other_use` is called with the number of bytes that the limit leaves to other users of the memory. It
+        frees what they hold beyond that, as far as possible, and returns the bytes that they still take.
+        `allocate_cut` returns a buffer that may be cut at the given offsets, for a device that limits the size of one
+        buffer.
         """
         self.limit = limit
         self._device = device
@@ -87,8 +88,8 @@ class Arena:
         `cuts` are offsets in ascending order. No array that is passed to a kernel or a copy may span one of them.
 
         Raises:
-            DeviceFullError: if the bytes do not fit beside the memory already allocated; the error names the limit
-                needed.
+            DeviceFullError: if the bytes do not fit in addition to the memory already allocated; the error names the
+                limit needed.
         """
         if not size:
             return self._allocate(0)

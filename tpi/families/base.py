@@ -95,7 +95,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Names:
-    """Templates of tensor names, without the common prefix. The head's name does not have that prefix."""
+    """Templates of tensor names, without the common prefix. The name of the output head does not have that prefix."""
 
     embedding: str
     attention: Mapping[str, str]  # part or vector name -> template; one-letter names and gate, up, down are matrices

@@ -39,7 +39,10 @@ def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
 
 
 def add_residual(residual: Residual, x: F32, total: F32) -> F32:
-    """Return `x` after the end of a block (`Residual`), whose sum over all nodes is `total`."""
+    """Return the hidden states after a block: `x` plus `total`, the block's sum over all nodes.
+
+    The bias and the norms of `residual` are applied to `total` first.
+    """
     return add_normed(residual, x, total, apply_norm)
 
 

@@ -162,7 +162,7 @@ def projected_on_host(kernels: Steps, spec: AttentionSpec, data: U8, x: Input, p
 def attention_in_steps(
     kernels: Steps, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch
 ) -> F32:
-    """Compute `Kernels.attention` for heads that are not plain, as three calls: project, attend, output."""
+    """Compute `Kernels.attention` for heads that are not plain (`is_plain`) as three calls: project, attend, output."""
     refuse_sums(spec)
     heads = projected_on_host(kernels, spec, data, x, batch.positions)
     return kernels.output(spec, data, kernels.attend(spec, heads, keys, values, batch))

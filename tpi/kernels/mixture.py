@@ -133,7 +133,10 @@ def pieces_by_ffn(
 
 
 def parts_of(spec: ExpertsSpec) -> tuple[_Part, ...]:
-    """Return the shared experts and the pieces of `spec`, each with its own spec and its bytes; computed once."""
+    """Return the shared experts and the pieces of `spec`, each with its own spec and the range of its bytes.
+
+    They are computed once, and cached in `spec`.
+    """
     parts: tuple[_Part, ...] | None = vars(spec).get(_PARTS)
     if parts is None:
         parts = vars(spec)[_PARTS] = tuple(_parts(spec))

@@ -54,11 +54,12 @@ class SpreadNorm:
     """The RMS norm of the results of all heads of a block, whose heads lie on several nodes (Granite 4-h).
 
     Each node multiplies its results by the norm's weights and by `o`, and sends the sum of their squares with its
-    partial result. So the norm needs no sum of its own: it is a factor of each token, applied after the sum.
+    partial result. So the norm needs no allreduce of its own: its factor for each token is applied after that of the
+    block.
 
     Attributes:
         values: number of values on all nodes together.
-        eps: is added to the mean of their squares.
+        eps: is added to the mean of the squares of these values.
     """
 
     values: int

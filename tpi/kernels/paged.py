@@ -100,7 +100,10 @@ def _decode_q4(stored: KvArray, head_dim: int) -> F32:
 
 
 def _grouped(heads: F32) -> F32:
-    """Return `heads` in groups, `[..., groups, 32]`. The last value pads an incomplete group, whose range stays."""
+    """Return `heads` in groups, `[..., groups, 32]`.
+
+    An incomplete group is padded with its last value, so that its range does not change.
+    """
     whole = np.pad(heads, [(0, 0)] * (heads.ndim - 1) + [(0, -heads.shape[-1] % KV_GROUP)], mode="edge")
     return whole.reshape(*heads.shape[:-1], -1, KV_GROUP)
 

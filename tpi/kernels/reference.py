@@ -209,8 +209,9 @@ def _only_active(run: RunLayout, active: I32, inner: F32) -> F32:
 def _runs(spec: AttentionSpec, data: U8) -> list[U8]:
     """Split a block's weights into the units of its runs, in the order in which they are stored.
 
-    The runs are: the latent vector's (empty without one); the queries' latent vector's and its products' (both left out
-    without one); `query`; `kv`.
+    - `latent`, empty if keys and values have no latent vector;
+    - `query_latent` and `query_up`, both left out if queries have no latent vector;
+    - `query` and `kv`.
     """
     own = (spec.query_latent.run, spec.query_latent.up) if spec.query_latent else ()
     runs = (spec.latent.run if spec.latent else None, *own, spec.query, spec.kv)

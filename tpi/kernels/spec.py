@@ -62,8 +62,8 @@ class AttentionSpec:
         query_latent: source of queries in place of the block's input, or None; not without `latent`.
         v_norm: `[head_dim]` or None; RMS norm of each value, with the weights 1 in Gemma 4.
         shared: True if the keys and values in the pages are those of an earlier layer; `kv` is then empty.
-        output_gate: True if the query run has a part `gate` (rows) beside q: the sigmoid of its product with the input
-            multiplies what a head attends to, before o.
+        output_gate: True if the query run has a part `gate` (rows) in addition to q. The sigmoid of its product with
+            the input multiplies the result of a head's attention, before o.
     """
 
     query: RunLayout
@@ -266,7 +266,7 @@ class PerLayerSpec:
         norm: norm of the result.
         activate: settings of the activation of the gate.
         first: number of the first value of this layer in `Batch.per_layer`.
-        scale: multiplies the hidden states at last.
+        scale: multiplies the hidden states at the end.
     """
 
     gate: F32

@@ -104,7 +104,7 @@ class VectorPlan:
 class BlockPlan:
     """A node's part of one distinct block.
 
-    `vectors_hash` is the hash of the vectors' bytes, back to back in this order.
+    `vectors_hash` is the hash of the bytes of `vectors`, back to back.
     """
 
     id: Digest

@@ -104,7 +104,7 @@ class Monitor:
 class Arrivals:
     """Counter of the connections that others have made to a bound socket, with or without a proven key.
 
-    Used by the socket's thread.
+    Use it in the socket's thread.
     """
 
     def __init__(self, socket: Socket) -> None:

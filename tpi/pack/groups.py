@@ -300,7 +300,7 @@ def _fit_line(codes: F32, groups: F32) -> tuple[F32, F32]:
 
 
 def _extreme(groups: F32) -> F32:
-    """Return the value of the largest magnitude of each group, `[..., 1]`, with its sign."""
+    """Return the value of each group whose magnitude is largest, with its sign, `[..., 1]`."""
     return np.take_along_axis(groups, np.abs(groups).argmax(axis=-1, keepdims=True), axis=-1)
 
 

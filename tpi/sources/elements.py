@@ -58,7 +58,7 @@ class Element:
 
     @property
     def rounded(self) -> bool:
-        """True if values were rounded to fewer bits than those of floats, in groups or not."""
+        """True if the values were quantised, in groups or (FP8) one by one, and so have fewer bits than floats."""
         return self.quantised or self.name == "FP8" or self.name.endswith(DEQUANTISED)
 
 

@@ -105,7 +105,10 @@ class _Fp8Source:
         self._source.close()
 
     def _factors(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> F32:
-        """Return the scales of a rectangle, float32 `[rows or 1, columns or 1]`."""
+        """Return the scales of a rectangle, float32 `[rows, columns]`.
+
+        An axis has size 1 if all scales along it are equal.
+        """
         stored = self._scales[tensor.name]
         size = stored.rows * stored.columns
         if size == 1 or _by_rows(tensor, stored):

@@ -37,8 +37,8 @@ def initial_weights(examples: LayerExamples, rank: int, random: np.random.Genera
 def _moments(examples: LayerExamples) -> tuple[F32, F64, F32]:
     """Return the frequencies and second moments that the regression needs.
 
-    The result is the frequency of each neuron `[neurons]`, clipped; the regularised Gram matrix of the inputs
-    `[hidden, hidden]`; and the products of inputs with activity less its frequency `[hidden, neurons]`.
+    With the inputs x and the activity a (0 or 1), the result is: the frequency f of each neuron, clipped, `[neurons]`;
+    the regularised Gram matrix of the inputs, `x.T @ x`, `[hidden, hidden]`; and `x.T @ (a - f)`, `[hidden, neurons]`.
     """
     counts, total = np.zeros(examples.neurons), np.zeros(examples.hidden)
     gram, cross = np.zeros((examples.hidden,) * 2), np.zeros((examples.hidden, examples.neurons), np.float32)

@@ -83,7 +83,7 @@ class LayerExamples:
 
 @dataclass(frozen=True)
 class ExampleFiles:
-    """Examples in files of `folder`; `of` identifies the pack and the text."""
+    """Examples in files in the directory `folder`; `of` identifies the pack and the text."""
 
     folder: Path
     of: str
@@ -175,7 +175,7 @@ def _shape(pack: Pack) -> tuple[int, int, int]:
 
 
 def _paired(inputs: npt.NDArray[Any], bits: U8, neurons: int, ahead: int) -> dict[int, LayerExamples]:
-    """Return each layer's examples: its activity, and the inputs of the layer `ahead` layers before it (at least 0)."""
+    """Return each layer's examples: its activity, and the inputs of the layer `ahead` layers earlier, or of layer 0."""
     paired = {}
     for layer, active in enumerate(bits):
         far = min(ahead, layer)

@@ -63,7 +63,10 @@ def renumbered_predictor(predictor: Predictor, order: I32) -> Predictor:
 
 
 def renumbered_profile(use: NeuronProfile, orders: Sequence[I32]) -> NeuronProfile:
-    """Return the profile with each layer's neurons in its order. Only counts are kept, not the sample of tokens."""
+    """Return the profile `use` with the neurons of each layer in the order that `orders` has for the layer.
+
+    Only counts are kept, not the sample of tokens.
+    """
     counts = np.stack([row[order] for row, order in zip(use.counts, orders, strict=True)])
     return replace(use, counts=counts, bits=use.bits[:, :0])
 

@@ -16,7 +16,7 @@ _DAMAGED = (OSError, KeyError, TypeError, ValueError, EOFError, RuntimeError)
 
 
 def save_arrays(path: Path, **arrays: npt.ArrayLike) -> None:
-    """Write arrays under their names.
+    """Write the arrays given as keyword arguments to the file `path`, each under its name.
 
     Raises:
         WeightsError: if the file cannot be written.
@@ -32,7 +32,7 @@ def save_arrays(path: Path, **arrays: npt.ArrayLike) -> None:
 
 @contextmanager
 def read_arrays(path: Path, most_bytes: int, way_out: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the arrays that `save_arrays` wrote to `path`, for a block that checks them.
+    """Yield the arrays that `save_arrays` wrote to `path`, for a `with` block that checks them.
 
     An exception raised by the block (ValueError, KeyError, TypeError, ...) counts as damage of the file.
 

@@ -81,7 +81,7 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
 def _fetch(
     request: urllib.request.Request, file: BinaryIO, digest: str, report: Report, pause: Callable[[float], None]
 ) -> None:
-    """Complete a file. Start over once if it then does not have its hash."""
+    """Download the rest of `file`. Start over once if the complete file does not have the hash `digest`."""
     for _ in range(2):
         _fill(request, file, report, pause)
         if _digest(Path(file.name)) == digest:
@@ -92,7 +92,7 @@ def _fetch(
 
 
 def _fill(request: urllib.request.Request, file: BinaryIO, report: Report, pause: Callable[[float], None]) -> None:
-    """Append the rest of a file. Try again until `_TRIES` tries in a row bring nothing."""
+    """Append the rest of the download to `file`. Give up if `_TRIES` tries in a row bring nothing."""
     failed = 0
     while True:
         before = file.seek(0, os.SEEK_END)
@@ -119,7 +119,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _append(request: urllib.request.Request, file: BinaryIO, start: int, report: Report) -> bool:
-    """Append the bytes from `start` on. Return True if the file is complete then."""
+    """Request the bytes from `start` on and append them to `file`. Return True if the file is complete then."""
     asked = urllib.request.Request(request.full_url)
     for name, value in request.header_items():
         asked.add_unredirected_header(name, value)

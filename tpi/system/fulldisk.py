@@ -14,6 +14,9 @@ def is_full(error: OSError) -> bool:
 
 
 def write_error(name: object, error: OSError, way_out: str) -> WeightsError:
-    """Return the error for a failed write of `name`. `way_out` ends the sentence unless too many files are open."""
+    """Return the error for a failed write of the file `name`.
+
+    The message ends with the advice `way_out`, or with advice about open files if too many are open.
+    """
     full = "disk full: " if is_full(error) else ""
     return WeightsError(f"{full}cannot write {name}: {error.strerror or error}; {way_to_write(error, way_out)}")

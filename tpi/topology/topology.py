@@ -19,7 +19,7 @@ MAX_DEVICES = 64
 
 @dataclass(frozen=True)
 class Host:
-    """A device. None means as much as the real machine has."""
+    """The limits of an emulated device. None means as much as the real machine has."""
 
     name: str
     cpu: float | None = None  # cores

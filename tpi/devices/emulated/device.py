@@ -91,9 +91,9 @@ def open_emulated(argument: str, limit: int | None = None, same_node: Emulation 
 
 
 def open_emulated_devices(described: Sequence[tuple[str, int | None]]) -> tuple[EmulatedDevice, ...]:
-    """Return the accelerators of one emulated node, each with its limit; host, disk and stretch are the first one's.
+    """Return the accelerators of one emulated node, each with its limit.
 
-    A device without a name of its own is numbered.
+    The node's host, disk and stretch are those in the first description. A device without a name is numbered.
 
     Raises:
         UsageError: if a description is wrong, a limit exceeds the capacity, or two devices have the same name.

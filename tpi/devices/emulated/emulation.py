@@ -58,7 +58,7 @@ class Emulation:
 
     @property
     def overruns(self) -> int:
-        """Tasks since calibration whose real work took more than half of their time slot."""
+        """Number of tasks since calibration whose real work took more than half of their time slot."""
         return self.stretch_factor.overruns
 
     def emulated_seconds(self, seconds: float) -> float:

@@ -61,7 +61,7 @@ class Roofline:
         operations: operations per second.
         launch: seconds before a kernel begins.
         up, down: bytes per second of activations from the host's memory and to it.
-        latency: seconds of each crossing.
+        latency: seconds before the first byte of each transfer.
     """
 
     memory: float

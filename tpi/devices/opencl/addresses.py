@@ -106,7 +106,10 @@ class Addresses:
 
 
 def _parts(size: int, cuts: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Yield begins and ends of as few parts as possible, each of at most `most` bytes as far as `cuts` allow."""
+    """Divide `size` bytes at some of the offsets `cuts` into as few parts as possible; yield begin and end of each.
+
+    A part is larger than `most` bytes only if no cut lies inside it.
+    """
     begin = last = 0
     for cut in (*cuts, size):
         if cut - begin > most and last > begin:

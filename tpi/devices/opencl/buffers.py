@@ -16,7 +16,7 @@ class PooledBuffer:
     __slots__ = ("_returned", "buffer")
 
     def __init__(self, buffer: Any, returned: deque[Any]) -> None:
-        """Wrap `buffer`, a `pyopencl.Buffer`, which is appended to `returned` at the end, by any thread."""
+        """Wrap `buffer`, a `pyopencl.Buffer`. When this object is deleted, any thread may append it to `returned`."""
         self.buffer = buffer
         self._returned = returned
 

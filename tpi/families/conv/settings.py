@@ -89,7 +89,7 @@ def lfm3(fields: Fields) -> dict[str, Any]:
 
 
 def adapt_lfm3_refs(model: Model, fields: Fields) -> Model:
-    """Return the references in which each head's row of the gate is repeated for all values of the head."""
+    """Return the model with references that repeat each head's row of the gate for all values of the head."""
     order = HeadOrder(1, (0,) * model.config.head_dim)
 
     def block(refs: BlockRefs) -> BlockRefs:

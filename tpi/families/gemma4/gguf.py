@@ -14,7 +14,7 @@ from tpi.families.gguf.settings import sliding_pattern, softcap
 
 
 def gemma4(fields: Fields) -> dict[str, Any]:
-    """Return Gemma 4's fields. `rope.*` without `_swa`, and the sizes of keys, are those of full layers.
+    """Return Gemma 4's fields. Metadata about RoPE and sizes of keys is that of full layers unless it ends in `_swa`.
 
     Raises:
         ModelError: if a setting is not supported.

@@ -96,7 +96,7 @@ def _embeddings(fields: Fields) -> dict[str, Any]:
 
 
 def _experts(fields: Fields) -> dict[str, Any]:
-    """Return the ModelConfig fields of experts, if layers have them besides their dense feed-forward block."""
+    """Return the ModelConfig fields of experts, if layers have them in addition to a dense feed-forward block."""
     if not fields.get("enable_moe_block"):
         return {}
     bool_field(fields, "enable_moe_block")
@@ -106,7 +106,7 @@ def _experts(fields: Fields) -> dict[str, Any]:
 
 
 def adapt_refs(model: Model, fields: Fields) -> Model:
-    """Return the references in which the values of full layers come from their keys, if `attention_k_eq_v` is true.
+    """Return the model; if `attention_k_eq_v` is true, the values of full layers refer to the tensors of their keys.
 
     The references to keys and values are removed from layers that read those of other layers.
     """

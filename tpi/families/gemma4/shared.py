@@ -49,7 +49,7 @@ def without_keys(model: Model, unused: str) -> Model:
         unused: a pattern of their tensors, which files may have nevertheless, with `{i}` for the layer.
 
     Raises:
-        ModelError: if a tensor of the embeddings of layers is missing.
+        ModelError: if a tensor of the per-layer embeddings is missing.
     """
     config, model = model.config, _with_embeddings(model)
     shared = [layer for layer in range(config.layers) if config.kv_layer(layer) != layer]
@@ -71,7 +71,7 @@ def _with_embeddings(model: Model) -> Model:
     """Return the model, without references to per-layer embeddings if its configuration has none.
 
     Raises:
-        ModelError: if a tensor of the embeddings of layers is missing.
+        ModelError: if a tensor of the per-layer embeddings is missing.
     """
     if not model.config.per_layer:
         layers = tuple(tuple(_without(refs) for refs in own) for own in model.layers)

@@ -112,7 +112,7 @@ _NULLABLE = frozenset(
 
 
 def with_defaults(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are in `defaults`, with its value for each that is missing.
+    """Return the fields that `defaults` names; a field that is missing gets its value in `defaults`.
 
     A null value is kept if null is a valid value of the field.
 

@@ -54,7 +54,7 @@ def glm4(fields: Fields) -> dict[str, Any]:
 
 
 def minimax(fields: Fields) -> dict[str, Any]:
-    """Return the fields with one name for the experts, and `rotary_dim` as a part of a head.
+    """Return the fields with one name for the number of experts, and `rotary_dim` converted to a share of a head.
 
     Raises:
         ModelError: if the number of experts is present under two names with different values.

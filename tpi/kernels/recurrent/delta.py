@@ -47,7 +47,10 @@ def mix(spec: DeltaSpec, projected: F32, normed: F32, gate: F32, states: F32, ba
 
 
 def _convolved(spec: DeltaSpec, inputs: F32) -> tuple[F32, F32, F32]:
-    """Return q, k `[tokens, heads, key]` and v `[tokens, heads, value]` from `[taps - 1 + tokens, channels]` inputs."""
+    """Return q, k and v after the convolution and SiLU, with q and k scaled.
+
+    `inputs` is `[taps - 1 + tokens, channels]`; q and k are `[tokens, heads, key]`, v is `[tokens, heads, value]`.
+    """
     weights, tokens = np.concatenate([spec.conv_q, spec.conv_k, spec.conv_v]), len(inputs) - spec.taps + 1
     mixed = _silu(convolve(inputs, weights))
     width = spec.key_heads * spec.key

@@ -19,8 +19,8 @@ from tpi.kernels.spec import F32, Batch, MambaSpec
 def mix(spec: MambaSpec, projected: F32, normed: F32, gate: F32, states: F32, batch: Batch) -> tuple[F32, F32]:
     """Return the results of the heads, gated and normed, `[tokens, heads * value]`. Write the states.
 
-    If the norm is spread over nodes, the results are only multiplied by its weights. The second value returned is the
-    sum of squares of each token's results before that product, `[tokens]`.
+    Also return the sum of squares of each token's results before the norm, `[tokens]`. If the norm is spread over
+    nodes, the results are only multiplied by the norm's weights.
 
     Args:
         spec: the heads.
@@ -53,7 +53,10 @@ def mix(spec: MambaSpec, projected: F32, normed: F32, gate: F32, states: F32, ba
 
 
 def _convolved(spec: MambaSpec, inputs: F32) -> tuple[F32, F32, F32]:
-    """Return q, k `[tokens, heads, key]` and v `[tokens, heads, value]` from `[taps - 1 + tokens, channels]` inputs."""
+    """Return q, k and v after the convolution, its bias and SiLU.
+
+    `inputs` is `[taps - 1 + tokens, channels]`; q and k are `[tokens, heads, key]`, v is `[tokens, heads, value]`.
+    """
     mixed = convolve(inputs, np.concatenate([spec.conv_q, spec.conv_k, spec.conv_v]))
     mixed = mixed if spec.conv_bias is None else mixed + spec.conv_bias
     mixed = mixed * sigmoid(mixed)

@@ -111,9 +111,9 @@ class MambaSpec:
         least_step, most_step: limits of the step sizes.
         conv_q, conv_k, conv_v: as in `DeltaSpec`; conv_bias: `[channels]` in the order q, k, v, or None.
         out_norm: `[heads * value]`.
-        out_eps: of that norm, which is over the heads of each key head.
-        spread: that norm if all heads of the model share one key head, because other nodes may have some of them; else
-            None.
+        out_eps: eps of the norm of the results, which is over the heads of each key head.
+        spread: the norm of the results if all heads of the model share one key head, because other nodes may have some
+            of the heads; else None.
     """
 
     values: RunLayout

@@ -146,7 +146,7 @@ class BlockWriter:
 
 
 def _keeps_codes(part: Part, run: RunLayout, slab: Slab) -> bool:
-    """Return True if the source's codes can be copied: its groups run along the axis that groups of the run have."""
+    """Return True if the source's codes can be copied: they have the part's format, and groups along the same axis."""
     if not slab.element.quantised or slab.element.nearest != part.format:
         return False
     return slab.axis == (part.axis if run.layout == "tiled" else "row")

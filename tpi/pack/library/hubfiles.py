@@ -51,7 +51,7 @@ class HubModel:
 
     @classmethod
     def parse(cls, spec: str) -> "HubModel | None":
-        """Parse `spec`; return None if it does not have one of these forms."""
+        """Parse `spec`; return None if it does not have one of the forms that this class describes."""
         found = _SPEC.fullmatch(spec)
         if found is None and (page := _PAGE.fullmatch(spec)):
             choice = (page["choice"] or "").rstrip("/")
@@ -170,7 +170,10 @@ def _named(model: HubModel, files: list[str]) -> str:
 
 
 def _preferred(model: HubModel, files: list[str], sizes: Mapping[str, int], house: House) -> tuple[str, str]:
-    """Return the best model for the memory of the house, and a note about the choice; empty for a single model."""
+    """Return the first file of the GGUF model that is best for the memory of the house, and a note about the choice.
+
+    The note is empty for a single model.
+    """
     whole = {file: sum(sizes.get(part, 0) for part in _parts(file)) for file in files}
     best, why = best_quantisation(whole, house)
     return best, f"using {best}{size_words(whole[best])}, {why}; another: {model.repository}:FILE" if why else ""

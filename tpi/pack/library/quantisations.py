@@ -40,8 +40,9 @@ def this_machine() -> HouseMemory:
 
 
 def best_quantisation(sizes: Mapping[str, int], house: House) -> tuple[str, str]:
-    """Return the best GGUF model that fits into the house's memory, and a phrase that says why; the phrase is empty for
-    one model.
+    """Return the best GGUF model that fits into the house's memory, and a phrase that says why.
+
+    The phrase is empty if there is only one model.
 
     The largest file is the best, up to Q8_0: float files are used only if there is nothing else, and files of less than
     2 bits if nothing better fits.

@@ -55,7 +55,7 @@ _PACKED = ".weight_packed"
 
 @dataclass(frozen=True)
 class Compressed:
-    """The settings of a model of compressed-tensors: its schemes, each with the targets that it is for."""
+    """The settings of a model in the format compressed-tensors: its schemes, each with the modules that it is for."""
 
     schemes: tuple[tuple[tuple[str, ...], Scheme], ...]
     ignored: tuple[str, ...]
@@ -76,7 +76,7 @@ class Compressed:
         return next((scheme for target, scheme in ordered if target == "Linear" or _is_target(target, module)), None)
 
     def join(self, source: Source) -> Iterator[tuple[list[Joined], tuple[str, ...]]]:
-        """Yield each quantised matrix but those in FP8, and the names of its tensors.
+        """Yield each quantised matrix, except those in FP8, and the names of its tensors.
 
         Raises:
             ModelError: if a tensor is missing, has a shape that does not fit, or is of a module without a scheme.

@@ -138,7 +138,7 @@ def read_all(source: Source, tensor: SourceTensor) -> npt.NDArray[np.int64]:
 
 
 def _unpack(raw: U8, bits: int) -> U8:
-    """Return the codes of `[lines, bytes]`, `[lines, bytes * 8 / bits]`."""
+    """Unpack codes of `bits` bits, uint8 `[lines, bytes]` to `[lines, bytes * 8 / bits]`."""
     if bits == 8:
         return raw
     if bits in (1, 2, 4):

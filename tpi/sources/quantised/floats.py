@@ -43,7 +43,7 @@ class Fp8:
     notes: tuple[str, ...] = (ACTIVATIONS,)
 
     def scheme(self, module: str) -> Scheme | None:
-        """Return FP8 for linear layers that are not left out."""
+        """Return FP8 for linear layers that are not left out; None for other modules."""
         other = "embed" in module or module.endswith("lm_head") or is_left_out(module, self.left_out)
         return None if other else Scheme("FP8", 8)
 

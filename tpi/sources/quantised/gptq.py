@@ -55,7 +55,7 @@ _WORD = 32  # bits
 
 @dataclass(frozen=True)
 class Gptq:
-    """The settings of a GPTQ or AWQ model. `overrides` are schemes, or None, by patterns of modules' names."""
+    """The settings of a GPTQ or AWQ model. `overrides` has pairs of a pattern of module names and a scheme, or None."""
 
     usual: Scheme
     awq: bool

@@ -184,7 +184,8 @@ def slices(stack: Joined, names: list[str]) -> list[Joined]:
 def element_of(kind: str, columns: int, group: int, reordered: bool = False) -> Element:
     """Return the coding of a matrix of this kind, whose rows have `columns` values and scales for each `group`.
 
-    Its codes are kept if it consists of groups of 32 that have one scale each, and a pack has a format for them.
+    The coding keeps the codes if a pack has a format for them, each group of 32 columns has one scale, and columns are
+    not `reordered`. Otherwise it is float32.
     """
     kept = kind in groups.FORMATS and columns % groups.GROUP == 0 and not reordered
     if kept and (group % groups.GROUP == 0 or group >= columns):

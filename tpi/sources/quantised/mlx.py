@@ -24,7 +24,10 @@ _BITS = (2, 3, 4, 5, 6, 8)
 
 @dataclass(frozen=True)
 class Mlx:
-    """The settings of a model of MLX. `layers` has the schemes of modules that differ; None: not quantised."""
+    """The settings of a model in MLX's format.
+
+    `layers` has, by name, the schemes of modules that differ from the usual scheme; None: not quantised.
+    """
 
     usual: Scheme
     layers: Mapping[str, Scheme | None]

@@ -7,7 +7,7 @@ from tpi.progress import warn
 
 
 class Turns:
-    """The turns of one thread.
+    """The work that one thread repeats, in turns.
 
     An exception in a turn ends that turn only, and the first one is reported as a warning.
     """

@@ -106,7 +106,7 @@ def weights_at(
 
 @triton.jit
 def planes_at(data, begin, outputs, within, known, FORMAT: tl.constexpr, CODES: tl.constexpr):
-    """Return weights, float32, of groups in squares of formats other than q8, q4 and q4s (`tpi.pack.groups`)."""
+    """Return float32 weights in the tiled layout, of formats other than q8, q4 and q4s (`tpi.pack.groups`)."""
     if CODES == 24:
         codes = plane_at(data + begin, outputs, within, known, 4) + 16 * plane_at(
             data + begin + 128, outputs, within, known, 2

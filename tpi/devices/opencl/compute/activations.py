@@ -40,7 +40,7 @@ class RoundedBuffers:
 
     Attributes:
         codes, fine: `[tokens, width]` int8 or None; `fine` is in 1/128 of the unit of `codes`.
-        scales: `[tokens, width / 32]` float32, the size of the smaller unit.
+        scales: `[tokens, width / 32]` float32, the value of one unit of `fine`, or of `codes` if `fine` is None.
         sums: `[tokens, width / 32]` float32, scale times the sum of the group's codes.
         floats: `[tokens, width]` float32, if `Form.codes` is False; else None.
     """

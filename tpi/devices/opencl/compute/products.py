@@ -62,7 +62,7 @@ def matrix_of(card: OpenClCard, run: RunLayout, name: str, data: U8) -> PackedPa
 def rows(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: Any = None, count: int = 0) -> Any:
     """Return the products of `x`, `[tokens, hidden]`, with every vector of the part, as a buffer `[tokens, vectors]`.
 
-    `active` is a buffer of the `count` vectors to use (records).
+    `active` is a buffer with the numbers of the `count` vectors to use (record layout); None: all of them.
     """
     if matrix.run.layout == "tiled":
         return _tiled(card, matrix, x)

@@ -65,7 +65,10 @@ class WordWrap(Generic[Style]):
         self._long = False  # within a word that is longer than a line
 
     def push(self, text: str, style: Style, verbatim: bool = False) -> Iterator[tuple[str, Style]]:
-        """Yield the text that can be shown now. `verbatim` text, such as code, is not wrapped."""
+        """Add `text`, and yield the text that can be shown now, each piece with its style.
+
+        `verbatim` text, such as code, is not wrapped.
+        """
         if verbatim or not self._width():
             yield from self.flush()
             if text:

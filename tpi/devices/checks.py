@@ -13,7 +13,7 @@ from tpi.pack.layout import RunLayout
 
 
 def check_array(what: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
-    """Raise KernelError unless an array is contiguous and has this dtype and shape."""
+    """Raise KernelError, which names the array `what`, unless it is contiguous and has this dtype and shape."""
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
         raise KernelError(f"{what} must be contiguous {np.dtype(dtype)} {shape}, not {array.dtype} {array.shape}")
 

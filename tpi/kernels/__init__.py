@@ -3,8 +3,10 @@
 `NativeKernels` (C++, `tpi.kernels.native`) is the fast one; `ReferenceKernels` (numpy, `tpi.kernels.reference`) defines
 the results. Each device has the kernels that compute on it (`tpi.devices`).
 
-Weights are the packed bytes of `tpi.pack`; activations are float32 `[tokens, hidden]`, C-contiguous. Arrays of the
-wrong dtype, shape, alignment or contiguity raise `KernelError`.
+A *segment* is the units of a block that one call computes: all that a node has of the block, or some of them. The
+partial sums of all segments of a block, on all nodes, add up to the block's output. Weights are the packed bytes of
+`tpi.pack`; activations are float32 `[tokens, hidden]`, C-contiguous. Arrays of the wrong dtype, shape, alignment or
+contiguity raise `KernelError`.
 """
 
 from collections.abc import Mapping, Sequence

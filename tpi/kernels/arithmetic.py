@@ -139,7 +139,7 @@ def _activation(spec: FfnSpec, x: F32) -> F32:
 
 
 def check_range(what: str, values: I32, limit: int) -> None:
-    """Raise KernelError unless every value is an index below `limit`."""
+    """Raise KernelError, which names the values `what`, unless every value is an index below `limit`."""
     if len(values) and (values.min() < 0 or values.max() >= limit):
         raise KernelError(f"a {what} is outside 0..{limit - 1}")
 

@@ -99,7 +99,10 @@ class KvPages:
         dtype: KvDtype,
         memory: Callable[[int], Bytes] | None = None,
     ) -> "KvPages":
-        """Return storage for `count` pages of each layer, whose numbers of KV heads and head sizes are `heads`."""
+        """Return storage for `count` pages of each layer; `heads` has the KV heads and the head size of each layer.
+
+        `memory` is that of `allocate`.
+        """
         element = _ELEMENTS[dtype]
 
         def zeros(kv_heads: int, head_dim: int) -> KvArray:

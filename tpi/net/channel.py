@@ -53,7 +53,8 @@ class Channel:
     ) -> None:
         """Wrap `socket`.
 
-        With `share`, large frames are sent from the message's own memory, which must not change afterwards.
+        `tap` sees the frames of every message (`tpi.net.sockets.Tap`). With `share`, large frames are sent from the
+        message's own memory, which must not change afterwards.
         `admits(key)` returns True while the owner of `key` may speak. It is called for each message if the socket needs
         keys.
         """

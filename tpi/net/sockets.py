@@ -72,7 +72,7 @@ class Net:
         self._guarded: set[tuple[Plane, int]] = set()  # ports
 
     def open(self, kind: int, plane: Plane, identity: bytes = b"") -> Socket:
-        """Return a new ROUTER or DEALER with every option set.
+        """Return a new socket with every option set; `kind` is `zmq.ROUTER` or `zmq.DEALER`, `identity` its routing id.
 
         Raises:
             UsageError: if this process has too many files open.

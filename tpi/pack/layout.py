@@ -184,7 +184,7 @@ def attention_parts(config: ModelConfig) -> dict[RunName, tuple[str, ...]]:
 
 
 STACKED_NORMS = ("dense_norm", "layer_norm")
-"""Vectors of experts that share their sum with a dense FFN: norms of its result, and of both results together."""
+"""Vectors of a block of experts that shares one sum with a dense FFN: the norms of the FFN's result and of both."""
 
 
 def per_layer_vectors(config: ModelConfig) -> dict[str, int]:

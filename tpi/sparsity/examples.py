@@ -93,8 +93,9 @@ class ExampleFiles:
     ) -> dict[int, LayerExamples]:
         """Return the examples of every layer over `tokens`, memory-mapped from files.
 
-        Examples that an earlier call wrote for the same pack and text are not collected again. `progress` receives
-        the number of finished sequences and of all sequences.
+        The inputs of a layer are those of the feed-forward block `ahead` layers earlier. Examples that an earlier call
+        wrote for the same pack and text are not collected again. `progress` receives the number of finished sequences
+        and of all sequences.
 
         Raises:
             ModelError: if the activations of this model are never 0, or if it has experts.

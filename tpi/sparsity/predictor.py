@@ -32,7 +32,7 @@ InputKind = Literal["normed", "residual"]
 
 
 def row_bytes(columns: int, weights: Weights) -> int:
-    """Return the bytes of a stored row of `columns` values."""
+    """Return the bytes of a stored row of `columns` values in the format `weights`."""
     return 2 * columns if weights == "f16" else columns // GROUP * GROUP_BYTES[weights]
 
 

@@ -78,7 +78,8 @@ def replay(
 ) -> F32:
     """Return the hidden states after the last layer, `[sequences * length, hidden]`, of `tokens` `[sequences, length]`.
 
-    `chosen` is called for each layer with the experts that the tokens chose.
+    `feed_forward` computes the feed-forward networks. `chosen` is called for each layer with the experts that the
+    tokens chose.
 
     Raises:
         ModelError: if a layer has experts and `chosen` is None.

@@ -76,7 +76,8 @@ def train_predictors(
     """Train predictors of all layers that together take at most `most_bytes`, and return them by layer.
 
     Weights are learned from the examples `learned`; thresholds and widths are chosen on `validation`. `report` is
-    called with each trained predictor, including those that a wider one replaces later.
+    called with each trained predictor, including those that a wider one replaces later. Without `recipe`, the default
+    settings are used.
 
     Raises:
         ModelError: if even the narrowest predictors take more than `most_bytes`, or if there are too few tokens.

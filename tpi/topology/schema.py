@@ -38,7 +38,10 @@ class Section:
             self._fields[str(key.value)] = value
 
     def error(self, node: yaml.Node | None, sentence: str) -> UsageError:
-        """Return the exception to raise about `node`, or about the whole section."""
+        """Return the exception to raise about `node`, or if it is None about the whole section.
+
+        The message is the file, the line and `sentence`.
+        """
         line = self.line if node is None else node.start_mark.line + 1
         return UsageError(f"{self.file}, line {line}: {sentence}")
 

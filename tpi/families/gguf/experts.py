@@ -119,7 +119,7 @@ def mixture(
 def _groups(fields: Fields, gating: int) -> tuple[int, int]:
     """Return the number of groups of experts, and the number of groups from which experts are selected.
 
-    llama.cpp ranks groups by the sum of their two best scores.
+    `gating` is the kind of scores, such as `SIGMOID`. llama.cpp ranks groups by the sum of their two best scores.
 
     Raises:
         ModelError: if only some groups are used and scores are not a sigmoid. DeepSeek-V2 ranks such groups by their

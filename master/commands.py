@@ -196,7 +196,10 @@ def _cut(limit: int | None, used: int, session: Session) -> str:
 
 @contextmanager
 def _quiet_keyboard() -> Iterator[None]:
-    """Leave typed keys to the next program at the terminal. Restore the terminal even after SIGTERM and SIGHUP."""
+    """Do not echo keys that are typed within the block; the next program at the terminal gets them.
+
+    The terminal is restored even after SIGTERM and SIGHUP.
+    """
     with exit_on_termination(), echo_disabled(lines=True):
         yield
 

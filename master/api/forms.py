@@ -202,7 +202,10 @@ def _truest(errors: Sequence[dict[str, Any]], body: Any, start: int) -> dict[str
 
 
 def _misfit(errors: Sequence[Mapping[str, Any]], depth: int) -> tuple[int, ...]:
-    """Return a sort key for a union branch with `errors` at `depth` in the body. The lowest key fits the value best."""
+    """Return a sort key for one branch of a union, from its `errors`; the branch with the lowest key fits best.
+
+    `depth` is the number of location parts down to the branch's name.
+    """
     other = _is_mismatch(errors[0]) and len(errors[0]["loc"]) == depth
     first = errors[0]["loc"]
     reached = [part for part in first if isinstance(part, int)]

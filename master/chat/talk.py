@@ -98,7 +98,11 @@ class ChatBackend(ABC):
                 self.conversation.unsaid = None
 
     def keep(self, text: str, result: Answer, begun: Turn | None) -> None:
-        """Add a turn to the conversation; an answer without text is not added but can be continued."""
+        """Add the message `text` and its answer `result` to the conversation as a turn.
+
+        An answer without text for the user is not added. If it was cut, it is stored so that `go_on` can continue it.
+        `begun` is the turn whose answer this one continues, if any.
+        """
         said, ended = said_in(result), result.finish_reason == "stop"
         tokens = (*(begun.tokens if begun else ()), *result.token_ids)
         turn = Turn(text, said, self.used, tokens, result.text, ended)

@@ -86,7 +86,10 @@ def longest_step(member: GroupMember) -> int:
 
 
 def with_longest_steps(members: Sequence[GroupMember], many: bool) -> list[GroupMember]:
-    """Return the members with the longest step that all can run; with a short step unless `many` requests come."""
+    """Return the members with the same `prefill_tokens`, the longest step of a prompt, in all their plans.
+
+    With `many` requests, it is the longest step that all members can run; else `LONGEST_CHUNK`.
+    """
     steps = min(map(longest_step, members)) if many else LONGEST_CHUNK
     options = [replace(member.plan.options, prefill_tokens=steps) for member in members]
     plans = [replace(member.plan, options=own) for member, own in zip(members, options, strict=True)]

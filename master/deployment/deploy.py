@@ -260,7 +260,10 @@ class Deployer:
         return replace(table_bytes(self.pack), predictor_bytes=sent)
 
     def _taken(self, plans: Sequence[Assign]) -> Iterator[tuple[str, Assign, Tables | None]]:
-        """Yield every node's name, its plan within the node's own limits, and its tables (the master's only)."""
+        """Yield each node's name, its plan with the limits that the node set itself, and its tables.
+
+        Only the master has tables; for workers they are None.
+        """
         workers = zip(plans[1:], self.cluster.hellos, strict=True)
         taken = [replace(plan, options=limit_options(plan.options, hello.profile)) for plan, hello in workers]
         for peer, own in zip(self.cluster.peers(MASTER), [plans[0], *taken], strict=True):

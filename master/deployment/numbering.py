@@ -56,9 +56,11 @@ def _opened(pack: Pack, path: Path, cache: Path) -> Pack | None:
 
 
 def _more_uneven(pack: Path, path: Path, bounds: Sequence[tuple[int, int]]) -> float | None:
-    """Return the busiest node's extra active neurons compared with the order of `pack`, relative to its fair part.
+    """Return by how much the load of the busiest node grows if neurons have the order of `path`, not of `pack`.
 
-    If the numbers are damaged, or made from other predictors than `pack` has now, warn and return None.
+    The load is 1 if every node has active neurons in proportion to all its neurons (`load_imbalance`). `bounds` are
+    each node's neurons `[first, last)`. If the order is damaged, or made from other predictors than `pack` has now,
+    warn and return None.
     """
     try:
         counts, (orders, of) = load_profile(path / PROFILE).counts, load_orders(path / NAME)

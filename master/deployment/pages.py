@@ -108,7 +108,8 @@ class PagePool:
     def release(self, table: list[int], tail: SequenceOf[int] = (), before: Key = BEGINNING) -> None:
         """Give all pages of `table` back and empty it.
 
-        The last page holds the tokens `tail`, if any, after the key `before`.
+        If the last page is not full, `tail` are its tokens and `before` is the key of the page before it, so that a
+        later sequence can find the page.
         """
         if tail and table and self._holders[table[-1]] == 1:
             self.contents.note_tail(Tail(table[-1], before, tuple(tail)))

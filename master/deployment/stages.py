@@ -105,7 +105,10 @@ def in_rank_order(count: int, cuts: Sequence[int], shares: Sequence[float] | Spl
 
 
 def _nearest(cuts: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Return one inner cut for each `wanted` position, ascending: the nearest that leaves enough for the others."""
+    """Return an inner cut for each of the `wanted` layer numbers, in ascending order and without repetition.
+
+    Each is the nearest cut after the one before it that leaves enough cuts for the rest of `wanted`.
+    """
     at, found = 0, list[int]()
     for left, want in zip(range(len(wanted), 0, -1), wanted, strict=True):
         at = min(range(at + 1, len(cuts) - left), key=lambda one: abs(cuts[one] - want))

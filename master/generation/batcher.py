@@ -41,8 +41,9 @@ Laws for Neural Language Models, table 1).
 class Work:
     """One sequence's part of a step: run `count` tokens from `position` on, the last of which may be `drafted`.
 
-    If the step runs ahead, its only token is the drafted token `guess`. It counts if the results of the steps before
-    make that token the sequence's own; otherwise the sequence has another `life` by then.
+    A step that runs ahead of its sequence has one token, the drafted token `guess`. Its result counts only if earlier
+    steps yield that very token. Otherwise the sequence's `life` has changed when the result comes.
+
     The nodes keep the first `kept` pages of its page table and append the pages `appended`. In models with recurrent
     layers, the sequence continues from the state in the slot `read` (None: from the beginning) and writes `write`.
     """
@@ -113,7 +114,10 @@ class Batcher:
         return [self._with_draft(item, drafts, len(sequences)) if item.sequence.id in drafts else item for item in work]
 
     def has_room_ahead(self, sequence: Sequence, needed: int) -> bool:
-        """Return True if a token after all tokens of `sequence` in flight leaves `needed` pages free."""
+        """Return True if there is room for one more token after all tokens of `sequence` that are in flight.
+
+        The token may go into the sequence's last page, or into a new page if `needed` pages are then still free.
+        """
         position = sequence.sent + len(sequence.ahead)
         return position < PAGE_TOKENS * len(sequence.table) or self.pages.free > needed
 
@@ -146,8 +150,8 @@ class Batcher:
     def accept(self, item: Work, right: int) -> None:
         """Record that the first `right` drafted tokens of `item` were computed and belong to the sequence now.
 
-        If the token drawn after these is the first drafted token in flight (`ahead`), the steps in flight still count.
-        Otherwise their results are ignored.
+        The sampler has drawn a further token after them. If it is the sequence's first drafted token in flight
+        (`ahead`), the later steps in flight still count. Otherwise their results are ignored.
         """
         sequence = item.sequence
         if right:
@@ -166,7 +170,7 @@ class Batcher:
             sequence.keys.append(key)
 
     def _with_draft(self, item: Work, drafts: Drafts, needed: int) -> Work:
-        """Return `item` with as much of its draft as there is room for if `needed` pages are to remain free."""
+        """Return `item` with the beginning of its draft that fits into the pages, of which `needed` must stay free."""
         table, end = item.sequence.table, item.position + item.count
         room = PAGE_TOKENS * (len(table) + max(0, self.pages.free - needed)) - end
         draft = drafts[item.sequence.id].tokens[:room]
@@ -192,7 +196,10 @@ class Batcher:
                 yield each, count
 
     def _up_to_page(self, sequence: Sequence, count: int) -> int:
-        """Return the number of the `count` tokens up to the last page end, where a state can be kept; else `count`."""
+        """Return `count`, reduced so that the step's part of the prompt ends with a page, where a state can be kept.
+
+        Return `count` unchanged if the part contains no page's end, or is the end of the prompt.
+        """
         end = (sequence.sent + count) // PAGE_TOKENS * PAGE_TOKENS
         return end - sequence.sent if end > sequence.sent and count < sequence.pending else count
 
@@ -209,7 +216,10 @@ class Batcher:
         return found
 
     def _in_time(self, sequence: Sequence, count: int) -> int:
-        """Return the number of tokens at the sequence's position that take as long as `count` at position 0."""
+        """Return how many of the sequence's next tokens can be computed in the time of `count` tokens at position 0.
+
+        Return at least `_LEAST`, or `count` if that is less.
+        """
         return max(min(count, _LEAST), count * self.even // (self.even + sequence.sent))
 
     def _work(self, sequence: Sequence, count: int) -> Work:

@@ -160,14 +160,14 @@ class Engine:
         return self.drafts and self.deployment.drafts
 
     def _most_of_each(self) -> int:
-        """Return the maximum number of steps in flight of each running request for which all steps fit."""
+        """Return how many steps each running request may have in flight, if all of them may have equally many."""
         return self.deployment.most_in_flight // max(1, len(self.admission.running))
 
     def _in_turn(self, running: list[Request]) -> list[Request]:
         """Return the requests for the next step: a part of them, so that the others fill the other stages.
 
-        Those with no tokens in flight come first. A state of recurrent layers passes from step to step on the master's
-        word, so such a sequence has one step in flight.
+        Requests with no tokens in flight come first. In models with recurrent layers, a request has at most one step
+        in flight, because its next step continues from the state that this step writes.
         """
         stateful = self.deployment.pages.states is not None
         ready = [each for each in running if each.sequence.pending and not (stateful and each.sequence.in_flight)]
@@ -195,9 +195,10 @@ class Engine:
         self.admission.running = [request for request in running if not request.finished]
 
     def _learn_ahead(self, started: "_Started", drawn: Mapping[int, int], now: float) -> None:
-        """Record the time of a step of one sequence, if its drafts are steps of their own.
+        """Record the time of a step if it ran only one sequence and the sequence's drafts run as steps of their own.
 
-        `drawn` has the sequences that got tokens; `now` is the time of the result in `perf_counter` seconds.
+        The keys of `drawn` are the ids of the sequences that got tokens. `now` is the time of the result in
+        `perf_counter` seconds.
         """
         before, self._result_at = self._result_at, now
         if len(started.work) == 1:

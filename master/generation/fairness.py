@@ -46,7 +46,7 @@ class Holdings:
         self._count(request, -1)
 
     def within(self, request: Request, fair: float, part: float, counted: bool) -> bool:
-        """Return True if the request's client holds at most `fair`, and its HTTP request at most `part`.
+        """Return True if the dominant share of the client is at most `fair`, and that of its HTTP request `part`.
 
         With `counted`, count the waiting request itself as if it ran.
         """

@@ -114,7 +114,10 @@ def _worker(one: WorkerInquiry, said: Condition) -> Iterator[Observation]:
 
 
 def _from_there(said: Condition | None, ports: dict[str, str]) -> Iterator[Observation]:
-    """Yield an observation for each port of another worker that this worker cannot reach."""
+    """Yield an observation for each port of another worker that this worker did not reach or could not try.
+
+    `said` is this worker's answer, `ports` the ports that it was asked to try, by worker.
+    """
     names = {port: address for address, port in ports.items()}
     for port in said.unreached if said else ():
         where = f"{port} (of {names.get(port, port)}) cannot be reached from that machine"

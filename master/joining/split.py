@@ -133,7 +133,10 @@ class PlannedSplit:
         return self.options.stages == AUTO and not needs_one_stage(self.options, sparse)
 
     def _why(self, best: Layout, rank: int, known: Sequence[Neighbour]) -> str:
-        """Return a phrase with the expected speed without node `rank`, the speed with it, and the link to it."""
+        """Return a phrase with the reason why node `rank` is left out of `best`.
+
+        It has the expected speed without the node, the speed with it, and the latency and throughput of the link to it.
+        """
         one = known[rank - 1]
         both = [other for at, other in enumerate(known, 1) if at in best.members or at == rank]
         slower = self._rate(both)
@@ -159,7 +162,7 @@ class PlannedSplit:
             return ""
 
     def _speed(self, layout: Layout) -> str:
-        """Return the tokens per second of a layout in words: of the number of answers for which it was chosen."""
+        """Return a phrase with the tokens per second of a layout, for the number of answers at once in the options."""
         count = self.options.streams
         together = f" with {count} answers at once" if count > 1 else ""
         return f"{short_number(1 / layout.streams(count))} tok/s{together}"
@@ -232,7 +235,10 @@ def plan_split(options: RunOptions, measured: MeasuredWorkers) -> FirstSplit | N
 def _with_disks(
     options: RunOptions, sharing: PlannedSplit, neighbours: Sequence[Neighbour]
 ) -> tuple[PlannedSplit, list[Neighbour]] | None:
-    """Return the same with all disks measured; None if they were, or if a worker does not answer any more."""
+    """Measure the disks that are not measured yet; return `sharing` and `neighbours` with the new speeds.
+
+    Return None if all speeds were known already, or if a worker does not answer any more.
+    """
     unknown = [one.address for one in neighbours if not one.disk_known]
     rate, before = own_disk(options.cache), sharing.own.disk
     own = replace(sharing.own, disk=DiskRate(rate) if rate else before)

@@ -59,7 +59,10 @@ class BatchReport:
 
     @property
     def points(self) -> TurningPoints | None:
-        """The turning points for computing neurons in RAM on the accelerator; None without an accelerator."""
+        """The turning points P1 and P2 for FFN blocks in RAM that the accelerator computes.
+
+        None without an accelerator.
+        """
         hierarchy, layer = Hierarchy.of(self.problem.machine), self.problem.layer
         if self.problem.machine.accelerator is None:
             return None
@@ -118,7 +121,8 @@ class BatchReport:
 def batch_problem(case: Case, requests: int) -> BatchProblem:
     """Return the roofline model's problem for `requests` requests at once, as a node solves it.
 
-    Unless the pipeline is `batch`, the host may compute neurons in the problem; a run would then not batch.
+    Unless the pipeline is `batch`, the solution may also be that the CPU computes the neurons. A run would then make no
+    micro-batches.
     """
     assert case.machine is not None  # the roofline model compares its speeds
     usual = UsualRequest(case.request.prompt, case.request.answer) if case.request else case.plan.options.request

@@ -11,7 +11,10 @@ _COLOURS = ("#3b6ea8", "#6a9a58", "#d08c3a", "#a85b8c", "#777777")
 
 @dataclass(frozen=True)
 class Slope:
-    """A memory roof: bytes per second times intensity, up to a compute roof in operations per second."""
+    """A memory roof of a chart: `rate` bytes per second times the intensity.
+
+    It ends at the compute roof `top`, in operations per second.
+    """
 
     label: str
     rate: float

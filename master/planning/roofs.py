@@ -66,7 +66,10 @@ def _chart(
 
 
 def _marks(hierarchy: Hierarchy, own: float) -> Iterator[Mark]:
-    """Yield the turning points P1 and P2 for bytes from RAM; `own` is the intensity in the accelerator's memory."""
+    """Yield the turning points P1 and P2 for computing bytes in RAM on the accelerator.
+
+    `own` is the intensity, in operations per byte, of the same work with bytes in the accelerator's memory.
+    """
     points, link = hierarchy.turning_points(0, own, 1), hierarchy.between(0, 1)
     if points.move > 0:
         yield Mark("P1", points.move, link * points.move)

@@ -147,7 +147,7 @@ def _routing_table(found: dict[str, Any]) -> str:
 def _figures(use: NeuronProfile) -> dict[str, Any]:
     """Return the figures of a profile as JSON fields; shares are from 0 to 1.
 
-    `foretold`, by look-ahead distance in layers, is the mean over layers (`NeuronProfile.foretold`).
+    `foretold` has the mean of `NeuronProfile.foretold` over all layers, for each look-ahead distance in layers.
     """
     ahead = range(1, min(_AHEAD, use.layers - 1) + 1)
     return {

@@ -76,7 +76,10 @@ class Numbering:
         record_new_pack(PackRecord(cache, self.path.absolute()))
 
     def figures(self) -> dict[str, Any]:
-        """Return the mean number of ranges that a token's active neurons form in a layer, before and after."""
+        """Return figures for `--json`, mainly the mean number of ranges that a token's active neurons form in a layer.
+
+        A range is a run of consecutive numbers; the figure is given for the model's numbers and for the new ones.
+        """
         before, after = runs_of_active(self.use), runs_of_active(self.use, self.orders)
         return {"path": str(self.path), "shares": list(self.shares), "runs": {"before": before, "after": after}}
 

@@ -40,9 +40,10 @@ def record_routing(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress
 
 
 def routing_figures(record: RoutingRecord) -> dict[str, Any]:
-    """Return JSON fields: shares of the most used experts, and hit rates of caches for a part of them.
+    """Return figures of the recorded choice of experts as JSON fields; shares and rates are from 0 to 1.
 
-    Values are from 0 to 1.
+    They are the share of tokens that choose each layer's most used expert, and the hit rates of caches that hold some
+    share of all experts.
     """
     layers, count = record.experts.shape[1], int(record.experts.max()) + 1
     counts = [np.bincount(record.experts[:, at].ravel(), minlength=count) for at in range(layers)]

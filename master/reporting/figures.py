@@ -120,9 +120,10 @@ class RunFigures:
 
     @contextmanager
     def prompt_progress(self) -> Iterator[Callable[[Ticket], None]]:
-        """Yield a function of a ticket.
+        """Show the progress of computing a prompt.
 
-        It shows the progress of the ticket's prompt, until the whole prompt is computed.
+        Yield a function to be called several times a second with the ticket whose prompt is computed. Each call updates
+        the progress shown; when the prompt is computed, the progress disappears.
         """
         loop, chunk = self._deployment.node.loop, self._deployment.limits.chunk
         begun = loop.progress
@@ -173,7 +174,10 @@ class RunFigures:
         return held
 
     def _waits(self, begun: Sequence[Stats], after: Sequence[Stats]) -> list[OtherWaits]:
-        """Return the time per token that each node's exchanges wait for the disks of other nodes."""
+        """Return, by rank, the seconds per token that each node waits for disks, except for those of its own blocks.
+
+        They are computed from the totals `begun` and `after`.
+        """
         head, rows = self._deployment.vocabulary.waits
         stalls = [
             max(0.0, now.stall_s - then.stall_s) / max(1, now.tokens - then.tokens)

@@ -63,7 +63,10 @@ class Controls:
         return whole[:before] + self.encode(text, _CALLER * len(text)) + whole[before + len(bare) :]
 
     def _core(self, token: int, text: str, first: int, end: int) -> tuple[int, int]:
-        """Return the start and end of the control token, without white space that the tokenizer included."""
+        """Return the start and end in `text` of a control token's own characters.
+
+        The tokenizer reports `first` and `end`, which may include white space around the token.
+        """
         spelled = self._spellings[token]
         at = text.find(spelled, first, end)
         if at >= 0:

@@ -101,7 +101,8 @@ class Head:
     ) -> None:
         """Create a head.
 
-        `trace` gets the norm and the cap; the table records its product itself, as it may wait for reads.
+        `trace` records the time of the final norm and the soft cap. The table records the time of its own product,
+        which may include waits for reads.
         """
         self._config = config
         self._table = table

@@ -204,7 +204,8 @@ class Cluster:
     def stats(self, waits: Sequence[OtherWaits] = ()) -> list[Stats]:
         """Return the totals of every worker, rank 1 first.
 
-        With `waits`, one item for each worker, the totals include the field `steady`, which takes a worker longer.
+        With `waits`, the times that each worker waits for the disks of other nodes, the totals include the field
+        `steady`. To compute this field takes a worker longer.
 
         Raises:
             NodeError: if a worker is lost, or does not answer.
@@ -274,7 +275,10 @@ class Cluster:
             self._watched.clear()
 
     def postpone(self, workers: Sequence[RemoteWorker], full: Sequence[RemoteWorker]) -> None:
-        """Disconnect workers and call them again later; those in `full` count only when they have more memory."""
+        """Disconnect workers, and call them again later in case they can join.
+
+        The workers in `full` had too little memory: they may join only with clearly more memory than now.
+        """
         self.dismiss(workers)
         with self._keeper.lock:
             for worker in workers:

@@ -42,11 +42,14 @@ class PredictorSource:
         self.vectors: dict[bytes, dict[str, npt.NDArray[np.float32]]] = {}
 
     def memory_bytes(self, nodes: int) -> int:
-        """Return the bytes that stay in memory for the other nodes of a group of `nodes`."""
+        """Return the bytes of predictors that stay in memory to be sent to other nodes; 0 if `nodes` in all are 1."""
         return sum(one.nbytes for one in self._predictors.values()) if nodes > 1 else 0
 
     def plans(self, shard: Shard, first: int) -> tuple[tuple[BlockPlan, ...], tuple[PredictorPlan, ...]]:
-        """Return the blocks for the node that has `shard`, numbered from `first` on, and the predictor in each."""
+        """Return the predictors for the node that has `shard`: their blocks, and a plan for each layer's predictor.
+
+        The plans refer to the blocks by number: the first block has the number `first`.
+        """
         blocks: dict[bytes, BlockPlan] = {}
         plans: list[PredictorPlan] = []
         if not len(shard.ffn):

@@ -45,14 +45,18 @@ class Recruits:
         self._calls: list[_Call] = []
 
     def seek(self, address: str, begin_at: float = 0.0, above: int = 0, key: bytes = b"") -> None:
-        """Call `address`, from `begin_at` (`since_boot` seconds) on, until its worker has over `above` bytes to use."""
+        """Call the worker at `address` again and again, from `begin_at` (`since_boot` seconds) on, until it may join.
+
+        It may join when more than `above` bytes of its memory can be used. With a `key`, only its owner is accepted.
+        """
         if all(not one.at(address, key) for one in self._calls):
             self._calls.append(_Call(address, next_at=begin_at, begin_at=begin_at, above=above, key=key))
 
     def try_announced(self, address: str, key: bytes) -> None:
         """Call `address`, at which the owner of `key` was announced. Only the newest announcements are tried.
 
-        A new address of a known worker takes over the conditions of its other addresses: earliest time, and memory.
+        If the worker is called at other addresses already, the same conditions apply at this one: not before the latest
+        `begin_at`, and with memory above the largest `above`.
         """
         if any(one.at(address, key) for one in self._calls):
             return

@@ -54,7 +54,10 @@ class WorkerLinks:
         }
 
     def software(self, ends: Sequence[str]) -> dict[int, float]:
-        """Return the seconds of software in a sum between the master and some of `ends`, by the number of nodes."""
+        """Return the seconds that software adds to an allreduce, by the number of nodes in it.
+
+        These are earlier measurements with the master and some of the workers `ends`; empty if there are none.
+        """
         return cache.software(self._file, [cache.end_of(b"", ""), *ends]) if self._file else {}
 
     def survey_at(self, workers: Mapping[str, str], remeasure: bool = False) -> None:

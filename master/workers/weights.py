@@ -136,7 +136,10 @@ class WeightServer:
         self.channel.close()
 
     def _late(self, need: Need) -> bool:
-        """Return True if only an earlier plan allows `need`: the worker had not received the current plan."""
+        """Return True if an earlier plan allows the request `need` and the current plan does not.
+
+        The worker then sent it before it received the current plan.
+        """
         return not _within(self._allowed, need) and any(_within(earlier, need) for earlier in self._over)
 
     def _answer(self, need: Need) -> None:

@@ -46,7 +46,10 @@ class LearntParser:
         return pieces
 
     def _following(self, last: bool) -> list[Piece] | None:
-        """Return the next call after a call, or an empty list if there is none; None if more text is needed."""
+        """Return the next call after a call, or an empty list if there is none; None if more text is needed.
+
+        `last` is True if the answer is complete.
+        """
         reader, marks = self._reader, self._marks
         try:
             for end in filter(str.strip, (marks.section_end, marks.closing)):
@@ -67,7 +70,10 @@ class LearntParser:
         return calls
 
     def _first(self, last: bool) -> list[Piece] | None:
-        """Return the text before the next call, or the call; None if more text is needed."""
+        """Return the text before the next call, or the call; None if more text is needed.
+
+        `last` is True if the answer is complete.
+        """
         places = [place for one in self._starts if (place := self._text.find(one)) >= 0]
         if not places:
             keep = 0 if last else held_back(self._text, self._starts)
@@ -95,7 +101,11 @@ class LearntParser:
 
 
 class CallReader:
-    """Reader of calls in a text. Methods raise More if the text ends too early, and Never if it cannot be a call."""
+    """Reader of calls in a text.
+
+    Methods raise More if the text ends too early, and Never if it cannot be a call. Their argument `last` is True if
+    `text` is complete, so that nothing can follow.
+    """
 
     def __init__(self, marks: CallMarks, tools: Sequence[Mapping[str, Any]]) -> None:
         self._marks = marks
@@ -276,7 +286,10 @@ class CallReader:
         raise Never if last else More
 
     def _closed(self, text: str, at: int, last: bool, required: bool = True) -> int:
-        """Return the index of the end of the mark after the arguments. If `required`, its first tag must be there."""
+        """Return the index after the mark that closes a call's arguments, which begins at the index `at`.
+
+        If `required`, the first tag of the mark must be there. The rest of the mark may be missing.
+        """
         closing = atoms(self._marks.closing.strip())
         if not closing:
             return at

@@ -65,7 +65,7 @@ class DraftModel:
         return [found[each.id] for each in sequences]
 
     def since(self, id_: int, known: int) -> list[int]:
-        """Return the drafted tokens of the sequence that follows `id_`: all but its first `known`."""
+        """Return the tokens drafted for the large model's sequence `id_`: those after the first `known` tokens."""
         return list(self._own[id_].tokens[known:])
 
     def release(self, id_: int) -> None:
@@ -76,7 +76,11 @@ class DraftModel:
             own.release_pages(self._deployment.pages)
 
     def _followed(self, target: Sequence, targets: Iterable[Sequence]) -> Sequence | None:
-        """Return the own sequence with the tokens of `target` and pages for a draft; None if that is impossible."""
+        """Return this model's sequence for `target`, brought up to its tokens, with pages for a draft.
+
+        Return None if this model lacks one of the tokens, or if the context or the pages are too short. Pages of
+        sequences that follow `targets` are not taken.
+        """
         own = self._own.setdefault(target.id, Sequence(target.id, array("i"), reuse=True, client=target.client))
         self._own.move_to_end(target.id)
         known = _same(own, target)
@@ -88,7 +92,10 @@ class DraftModel:
         return own if self._has_room(own, {each.id for each in targets}) else None
 
     def _has_room(self, own: Sequence, needed: set[int]) -> bool:
-        """Take pages for a draft after `own`; return False if there are too few without the sequences `needed`."""
+        """Allocate pages for a draft after `own`; return False if there are too few.
+
+        For more pages, forget this model's other sequences, except those with ids in `needed`.
+        """
         end, pages = len(own.tokens) + ROWS, self._deployment.pages
         if end > self._deployment.limits.context:
             return False

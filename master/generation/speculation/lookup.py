@@ -23,9 +23,10 @@ _END = -1  # stands between two answers
 
 
 def find(text: Ids, latest: Ids) -> tuple[int, int]:
-    """Return the index in `text` after the longest, then latest, occurrence of the end of `latest`, and its length.
+    """Find the longest end of `latest` that occurs in `text`; return the index after it in `text`, and its length.
 
-    The length is 0 if not even the last two tokens of `latest` occur. The last token of `text` is never an end.
+    Of several occurrences with this length, take the last one. An occurrence at the very end of `text` does not count,
+    because no token follows it. The length is 0 if the last two tokens of `latest` do not occur together.
     """
     if len(latest) < _SHORTEST or len(text) <= _SHORTEST:
         return 0, 0
@@ -49,7 +50,11 @@ class EarlierAnswers:
         self._answers: OrderedDict[Key, array[int]] = OrderedDict()
 
     def keep(self, salt: Key, tokens: MutableSequence[int]) -> None:
-        """Add an answer; forget the oldest tokens of the salt, and the salt that was unused for longest."""
+        """Add an answer to those of its salt.
+
+        If the salt then has too many tokens, forget its oldest ones. If there are too many salts, forget the one
+        whose last answer is the oldest.
+        """
         kept = self._answers.setdefault(salt, array("i"))
         kept.extend(tokens)
         kept.append(_END)

@@ -106,7 +106,7 @@ class MtpDrafts:
         return found
 
     def since(self, id_: int, known: int) -> list[int]:
-        """Return the drafted tokens of the sequence that follows `id_`: all but its first `known`."""
+        """Return the tokens drafted for the model's sequence `id_`: those after the first `known` tokens."""
         return list(self._own[id_].sequence.tokens[known:])
 
     def release(self, id_: int) -> None:
@@ -126,7 +126,7 @@ class MtpDrafts:
         return np.stack([self._own[each.id].end for each in sequences])
 
     def _take(self, item: Work, rows: F32) -> None:
-        """Add the rows of `item` whose next token is known to the waiting rows."""
+        """Store the hidden states of `item`, in `rows`, until the layer runs: those whose next token is known."""
         target, pages = item.sequence, self._layer.pages
         own = self._followed(target, item.position)
         if own.lost:
@@ -177,7 +177,10 @@ class MtpDrafts:
                 own.hidden = own.hidden[item.count :]
 
     def _has_room(self, own: _Followed, needed: set[int]) -> bool:
-        """Take pages for the rows of `own` and a draft. If there are too few, give `own` up and return False."""
+        """Allocate pages for the rows of `own` and a draft. If there are too few, give `own` up and return False.
+
+        For more pages, drop the layer's other sequences, except those with ids in `needed`.
+        """
         pages, table, end = self._layer.pages, own.sequence.table, len(own.sequence.tokens) + ROWS
         unused = [id_ for id_ in self._own if id_ not in needed]
         while (missing := pages_for(end) - len(table)) > pages.free and unused:

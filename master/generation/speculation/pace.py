@@ -137,7 +137,10 @@ class Pace:
         return self._best(plain, chances, 0.0)[0]
 
     def _best(self, plain: int, chances: Sequence[float], each: float) -> tuple[int, float]:
-        """Return the best number of drafted rows, each of which takes `each` seconds to draft, and its tokens/s."""
+        """Return the number of drafted rows with the most tokens per second, and this rate.
+
+        To draft a row takes `each` seconds. `chances` are as for `rows`.
+        """
         best, best_rate, made = 0, plain / self.times.expect(plain), float(plain)
         for count, chance in enumerate(chances[: max(0, ROWS - plain)], 1):
             made += chance
@@ -147,10 +150,11 @@ class Pace:
         return best, best_rate
 
     def runs_ahead(self, chance: float, most: int, drafting: float) -> bool:
-        """Return True if drafts of one sequence are faster as steps of their own, up to `most` at once, than as rows.
+        """Return True if drafted tokens of one sequence should be steps of their own, up to `most` at once.
 
-        Each token takes `a b + (1 - a) L` seconds: a is the `chance` that a drafted token is right if all before it
-        were, b the time between two results while steps are in flight, and L the time of a step alone.
+        Otherwise they should be further rows of one step, because that yields as many or more tokens per second. With
+        steps of their own, a token takes `a b + (1 - a) L` seconds: a is the `chance` that a drafted token is right if
+        all before it were, b the time between two results while steps are in flight, and L the time of a step alone.
 
         Args:
             drafting: seconds to draft a token.
@@ -165,9 +169,10 @@ class Pace:
         return most if self._beat is None else min(most, ceil(self.times.expect(1) / self._beat))
 
     def learn_ahead(self, tokens: int, seconds: float, followed: bool, streams: int, gain: Gain) -> None:
-        """Record the result of a step while steps run ahead.
+        """Record the result of a step of a sequence whose drafts run as steps of their own.
 
-        Without drafts, each of the streams would have one step in flight, and so get a token in the time of a step.
+        The time saved is measured against plain steps. Each of the streams would then have one step in flight, and get
+        one token in the time of a step.
 
         Args:
             tokens: the number of tokens that the step brought: 1, or 0 if it is void.
@@ -188,11 +193,12 @@ class Pace:
         gain.learn(tokens, tokens * self.times.expect(1) / streams - seconds)
 
     def continues(self, plain: int, drafted: Sequence[float], further: Sequence[float], spent: float) -> bool:
-        """Return True if a draft model should draft `further` rows, for the most tokens per second.
+        """Return True if a step yields more tokens per second when a draft model first drafts further rows for it.
 
         Args:
-            plain: rows of the step that are not drafted.
-            drafted, further: the chances that each row drafted so far, and each further one, yields a token.
+            plain: the number of the step's rows that are not drafted.
+            drafted: for each row drafted so far, the chance that it yields a token.
+            further: the same for each row that would be drafted next.
             spent: seconds that the model took for the rows drafted so far.
         """
         rows, made = plain + len(drafted), plain + sum(drafted)

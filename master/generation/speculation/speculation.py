@@ -51,7 +51,10 @@ class Draft:
 
 @dataclass
 class _Ahead:
-    """A sequence whose drafts are steps of their own: source, kinds of the drafts in flight, and next drafts."""
+    """The drafts of a sequence whose drafted tokens run as steps of their own.
+
+    `coming` has the tokens for the next steps, `sent` the kinds of the tokens in flight.
+    """
 
     source: Source
     coming: Draft
@@ -127,7 +130,10 @@ class Speculation:
     def learn(
         self, work: Sequence[Work], drafts: Mapping[int, Draft], right: Mapping[int, int], seconds: float
     ) -> None:
-        """Record a step: of each sequence's drafted tokens, the first `right[id]` were right."""
+        """Record a step that took `seconds`.
+
+        `right` has the number of each sequence's drafted tokens that were right, by its id: the first ones.
+        """
         for item in work:
             if item.drafted:
                 kinds, good = drafts[item.sequence.id].kinds, right.get(item.sequence.id, 0)
@@ -167,11 +173,14 @@ class Speculation:
         return token
 
     def stop_ahead(self, request: Request) -> None:
-        """Run no further drafts of a request, none of which are in flight, as steps of their own."""
+        """Stop running a request's drafts as steps of their own. No drafts of it may be in flight."""
         self._ahead.pop(request.sequence.id, None)
 
     def judge_ahead(self, request: Request, right: bool) -> None:
-        """Record whether a request's first drafted token in flight was right. If not, the other drafts are void."""
+        """Record whether the oldest of a request's drafted tokens in flight was right.
+
+        If it was wrong, drop the request's other drafts, because they continue the wrong token.
+        """
         own = self._ahead[request.sequence.id]
         kind = own.sent[0]
         for each in {kind, (kind[0], _ALL)} if kind[0] in _MODELS else {kind}:
@@ -205,7 +214,10 @@ class Speculation:
             self._model.release(request.sequence.id)
 
     def _runs_ahead(self, id_: int, found: Mapping[int, Draft], most: int) -> bool:
-        """Choose whether the drafts of the sequence `id_` are steps of their own, of which `most` may be in flight."""
+        """Return True if drafts of the sequence `id_` should be steps of their own, and begin with that.
+
+        `found` has drafts from the grammar and from lookup, by sequence id. At most `most` steps may be in flight.
+        """
         draft, model = found.get(id_, Draft((), ())), None if self._pace.model.off else self._model
         by_model = model if model is not None and not (draft.tokens and self._better(draft, model)) else None
         if by_model is None and not draft.tokens:
@@ -265,10 +277,11 @@ class Speculation:
     def _ask(
         self, model: DraftModel | MtpDrafts, asked: Mapping[Request, int], plain: int, others: list[float]
     ) -> dict[int, Draft]:
-        """Return the model's drafts for `asked` (requests with maximum numbers of tokens), by sequence id.
+        """Return the model's drafts by sequence id. `asked` has the maximum number of tokens for each request.
 
-        Continue while that raises the expected tokens per second of a step that also has `plain` rows and drafted
-        rows of other sources, with the chances `others`.
+        Draft one token after another for each request, while that raises the expected tokens per second of the step.
+        The step also has `plain` rows that are not drafted, and rows drafted by other sources, which yield tokens with
+        the chances `others`.
         """
         if not asked or not self._worth(plain, others, len(asked) * [self._chance((model.source, _ALL)).share]):
             return {}
@@ -293,10 +306,11 @@ class Speculation:
         }
 
     def _worth(self, plain: int, others: list[float], first: list[float]) -> bool:
-        """Return True if the model should draft, with the chances `first` of its first tokens; else pause it.
+        """Return True if the model should draft at least one token for each request; else pause it.
 
-        After the pause its chances are learnt again. Its use costs more than its draft, because it also computes the
-        tokens that it has missed.
+        `first` are the chances that these tokens are right; `plain` and `others` are as for `_ask`. A draft that is
+        not used also costs time, because the model must compute all tokens that it has missed. After the pause, the
+        chances are learnt again.
         """
         if self._pace.continues(plain, others, first, 0.0):
             return True
@@ -314,15 +328,18 @@ class Speculation:
         return draft is not None and self._chance(draft.kinds[0]).share >= self._chance((model.source, _ALL)).share
 
     def _rows(self, drafts: Mapping[int, Draft]) -> list[float]:
-        """Return the chances that the rows of `drafts` yield tokens."""
+        """Return, for each row of all `drafts`, the chance that it yields a token."""
         return [chance for draft in drafts.values() for chance in self._each(draft.kinds)]
 
     def _each(self, kinds: Sequence[Kind]) -> list[float]:
-        """Return the chance that each token of a draft, and all before it, are right."""
+        """Return, for each token of a draft with these `kinds`, the chance that it and all before it are right."""
         return list(accumulate((self._chance(kind).share for kind in kinds), mul))
 
     def _cut(self, drafts: Mapping[int, Draft], plain: int) -> dict[int, Draft]:
-        """Return the beginnings of the drafts that raise the expected tokens per second."""
+        """Return the drafts cut to the lengths with the most expected tokens per second, without empty ones.
+
+        `plain` is the number of the step's rows that are not drafted.
+        """
         order, chances = list[int](), list[float]()
         rows = {id_: self._each(draft.kinds) for id_, draft in drafts.items() if draft.tokens}
         ahead = [(-own[0], id_, 0) for id_, own in rows.items()]  # the chance of each sequence's next row, negative

@@ -164,10 +164,11 @@ class HomeModel:
 
 
 def sum_overhead(nodes: int, measured: Mapping[int, float]) -> float:
-    """Return the seconds of software that a sum between so many nodes takes in addition to its links.
+    """Return the seconds that software adds to the time of the links in a sum between this number of nodes.
 
-    `measured` has such seconds by the number of nodes. For another number of nodes, the nearest one tells by how much
-    these machines differ from those of the built-in figures; without measurements, these count.
+    `measured` has such seconds by the number of nodes. For a number that was not measured, a built-in figure is scaled
+    by the ratio of measurement and built-in figure at the nearest measured number. Without any measurement, it is
+    returned unscaled.
     """
     if nodes in measured:
         return measured[nodes]

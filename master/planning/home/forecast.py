@@ -73,9 +73,9 @@ class HomeForecast:
         return max(self.layout.seconds, slowest + self.layout.hops + self.layout.turn)
 
     def streams(self, count: int) -> float:
-        """Return the seconds per token of `count` answers at once.
+        """Return the seconds per token, counting the tokens of all answers, if `count` answers are computed at once.
 
-        The search's figure is scaled by the forecast of one answer.
+        It is the search's time for `count` answers, scaled by how much the forecast and the search differ for one.
         """
         return self.layout.streams(count) * self.token / self.layout.seconds
 
@@ -86,7 +86,7 @@ class HomeForecast:
 
     @property
     def disk(self) -> float:
-        """Seconds of a token, in addition to the search's figures for computing, sums and hops: waits for disks."""
+        """Seconds of a token that are spent waiting for disks: those beyond computing, sums and hops."""
         return self.token - self.layout.compute - self.layout.exchange - self.layout.hops
 
     @property
@@ -115,8 +115,9 @@ class HomeForecast:
 def best_forecast(model: HomeModel, drop: bool = True, several: bool = True) -> HomeForecast:
     """Return the forecast for the layout to use.
 
-    The search does not know the memory for weights on their way from disk. If the forecast for its choice is slower
-    than it expects, its next best layouts and the pure forms are compared by their forecasts.
+    The search for a layout does not count the memory that buffers for reads from disk take. If the forecast for the
+    layout that it finds is slower than the search expects, forecasts are also made for its next best layouts and for
+    the pure forms: one stage of all nodes, and stages of one node each. The fastest forecast is returned.
 
     Args:
         model: the model and the home.

@@ -23,11 +23,16 @@ _DETOUR = 4  # a link measured this many times as slow as the way over the maste
 
 @dataclass(frozen=True)
 class Home:
-    """Machines with their names, the user's own first, and the links between them; `origin` is where they come from.
+    """Machines with their names, the user's own first, and the links between them.
 
-    `machines` are without accelerators, which only compute batches; `cards` are the same machines with theirs.
-    `unknown_disks` are the addresses of workers that have not measured their disks. `software` has the measured seconds
-    of software in a sum, by the number of nodes.
+    Attributes:
+        names: the machines' names.
+        machines: the machines without their accelerators, which nodes of a group use only to compute batches.
+        links: the links between the machines.
+        origin: a phrase that says where the figures come from.
+        cards: the same machines with their accelerators; empty if there are none.
+        unknown_disks: addresses of workers that have not measured their disks.
+        software: the measured seconds that software adds to an allreduce, by the number of nodes in it.
     """
 
     names: tuple[str, ...]
@@ -140,9 +145,10 @@ def links_of_home(to_workers: Sequence[Link], between: Mapping[tuple[int, int], 
 
     Args:
         to_workers: the links from the master to each worker.
-        between: links between workers, by indices into `to_workers`. The others are assumed to be as slow as the
-            slower of the two workers' links to the master. So are those that are far slower than the way over the
-            master, because they were measured when something was wrong.
+        between: measured links between workers, by indices into `to_workers`. A link that was not measured is assumed
+            to have the larger latency and the smaller throughput of the two workers' links to the master. The same is
+            assumed if the measured latency is far larger than that of the way over the master, because something was
+            then wrong during the measurement.
     """
     size = 1 + len(to_workers)
     found = {(0, rank): link for rank, link in enumerate(to_workers, 1)}

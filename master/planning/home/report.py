@@ -144,9 +144,9 @@ class HomeReport:
 
 
 def _gains(model: HomeModel, layout: Layout, stages: str) -> Iterator[Gain]:
-    """Yield the speed-up of a token from twice as much of each resource; the most helpful first.
+    """Yield, for each resource, how many times as fast a token is with twice as much of it; the most helpful first.
 
-    The layout is chosen again for each resource, unless `stages`, the value of `--stages`, gives it.
+    For each resource a new layout is chosen, unless `stages`, the value of `--stages`, determines the layout.
     """
     home = model.home
     better: dict[str, HomeModel] = {

@@ -88,9 +88,12 @@ def atoms(text: str) -> list[str]:
 
 
 def learn(show: Show, several: bool, with_text: bool) -> CallMarks | None:
-    """Return the marks around calls, found with the renderer `show`; None if the renderings do not show the marks.
+    """Return the marks around calls, or None if the template's renderings do not show them.
 
-    `several`: a message may have several calls. `with_text`: a message may have text and calls.
+    Args:
+        show: a function that renders a conversation with an answer's text and its calls.
+        several: whether the template shows several calls of a message.
+        with_text: whether a message may have both text and calls.
     """
     plain = show(_ANSWER, ())
     calls = [_FIRST, _SECOND] if several else [_FIRST]
@@ -134,7 +137,11 @@ def _turn_end(plain: str) -> str:
 
 
 def _object(text: str, start: int, name: int, several: bool, end: str) -> CallMarks | None:
-    """Return the marks around JSON objects that hold the name and the arguments, or around an array of them."""
+    """Return the marks around JSON objects that hold the name and the arguments, or around an array of them.
+
+    Return None if the calls are not written in this way. `start` is where the calls begin in the rendering `text`,
+    `name` the index of the first call's name, `end` the mark that ends the turn.
+    """
     found = next(_values(text, start, name), None)
     if found is None:
         return None
@@ -192,7 +199,10 @@ def _values(text: str, start: int, inside: int) -> Iterator[tuple[Any, int, int]
 
 
 def _named(text: str, start: int, several: bool, end: str) -> CallMarks | None:
-    """Return the marks around a name that is followed by arguments."""
+    """Return the marks around a name that is followed by arguments; None if the calls are not written in this way.
+
+    Arguments as for `_object`.
+    """
     name = text.rfind(_FIRST[0], start, text.find("tpikeya", start))
     if name < 0:
         return None
@@ -237,7 +247,10 @@ def _arguments(text: str, at: int) -> tuple[CallMarks, int] | None:
 
 
 def _around(marks: CallMarks, text: str, before: str, after: int, several: bool, end: str) -> CallMarks | None:
-    """Add the marks before the name and after the arguments to `marks`; the first call's arguments end at `after`."""
+    """Return `marks` with the marks before the name and after the arguments; None if these are not found.
+
+    `before` is the text before the first call's name, `after` the index in `text` at which its arguments end.
+    """
     opening, section, separator, section_end, name_end = before, "", "", "", marks.name_end
     if several:
         second = text.find(_SECOND[0], after)

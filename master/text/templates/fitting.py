@@ -57,7 +57,10 @@ def description(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _one_by_one(messages: Sequence[Message], traits: Traits) -> Iterator[Turn]:
-    """Yield the messages, with one call at a time, followed by its result, if the template cannot show several."""
+    """Yield the messages as turns. If the template cannot show several calls in a message, split such messages.
+
+    Each call then becomes a message of its own, followed by the call's result.
+    """
     moved = set[int]()  # results that already follow their calls
     for index, message in enumerate(messages):
         calls = message.get("tool_calls") or ()

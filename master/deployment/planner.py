@@ -79,8 +79,9 @@ class Units:
     def of(cls, config: ModelConfig, layers: Iterable[Iterable[BlockShape]]) -> "Units":
         """Count the units of each kind in the blocks of all layers.
 
-        Every layer has the same number of a kind, or twice the neurons (`wide_ffn`). KV units of layers with heads of
-        their own (`full_heads`) are not counted, because their number of heads is the same.
+        A number is the same in all layers that are counted. Layers with twice the neurons (`wide_ffn`) are left out.
+        So are the KV heads of layers with `full_heads`; their query units are the same, and `deal_shards` deals their
+        KV heads separately.
         """
         runs = {
             (block.kind, run.name): run

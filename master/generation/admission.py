@@ -77,10 +77,11 @@ class Admission:
         sequence.release_pages(self._pages)
 
     def _candidates(self, now: float) -> Iterator[Request]:
-        """Yield the requests to try, in turn, until one of them is admitted.
+        """Yield the waiting requests that may be admitted now, in turn.
 
-        Stop after a request that is within its client's fair share: the pages that become free are for it. After
-        `_PATIENCE_S` do the same for a request that alone takes more than a fair share.
+        The last one is the first that would not exceed its client's fair share: if there is no room for it, the next
+        free pages are for it, not for the requests after it. A request that is too large for any fair share is treated
+        in this way once it has waited for `_PATIENCE_S`.
         """
         held, sizes = Holdings(self._room, self.running), self.waiting.sizes
         fair = self._fair() if sizes else 0.0

@@ -261,7 +261,10 @@ class Engine:
 
 @dataclass(frozen=True)
 class _Started:
-    """A step in flight: its work and drafts, when it began (`perf_counter` seconds), and if no other was in flight."""
+    """A step in flight, with its work and the drafts in it.
+
+    `began` is the time of its start in `perf_counter` seconds; `alone` is True if no other step was then in flight.
+    """
 
     work: SequenceOf[Work]
     drafts: Mapping[int, Draft]

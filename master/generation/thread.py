@@ -271,9 +271,9 @@ class EngineThread:
         self._close(ticket, error)
 
     def _make_place(self, client: str) -> bool:
-        """End a request of the client with the most, to admit one of `client`.
+        """End a request of the client that has the most, so that one more of `client` can be admitted; return True.
 
-        Return False, and end none, unless `client` then still has at most as many.
+        If `client` would then have more requests than the other one, end none and return False.
         """
         most, count = self._places.most_common(1)[0]
         if most == client or count - 1 < self._places[client] + 1:
@@ -290,7 +290,7 @@ class EngineThread:
     def _turn_away(self, client: str) -> None:
         """End the latest request of a client, preferring one that has not begun.
 
-        The caller has already taken its place.
+        `_make_place` does not count this request any more, because another client's request has its place.
         """
         own = [each for each in reversed(self._live) if each.asked.client.name == client and not each.turned_away]
         ticket = next((each for each in own if each.first_admitted is None), own[0] if own else None)

@@ -196,7 +196,10 @@ def willing_at_home(
 
 
 def _at_home(policy: KeyPolicy) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the addresses of paired workers by name: workers that answer, and announced workers that do not."""
+    """Return two dicts with the addresses of paired workers by name.
+
+    The first has the workers that answer, the second those that are announced and do not answer.
+    """
     paired = policy.keys.paired
     called = {one.key: one.name for one in paired}
     with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -136,7 +136,10 @@ def batch_problem(case: Case, requests: int) -> BatchProblem:
 
 
 def policy_words(policy: BatchPolicy, sizes: bool = True) -> str:
-    """Return the policy in words: A_g, F_g, r_w and r_c; with `sizes`, N and mu before them."""
+    """Return the policy in words: what the GPU computes, and which parts of weights, keys and values stay on it.
+
+    With `sizes`, first say how many sequences are computed at once, in how many micro-batches.
+    """
     parts = [f"{policy.batch} at once (N), {policy.micro_batches} micro-batches of {policy.micro_batch} (mu)"] * sizes
     places = {True: "GPU", False: "CPU"}
     attends = "attention" if not policy.divided else "attention with keys and values in RAM"

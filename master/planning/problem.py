@@ -33,7 +33,7 @@ def planning_case(
     options: OffloadOptions | None = None,
     kv_dtype: KvDtype | None = None,
 ) -> Case:
-    """Return the case of running all blocks of the model, and its tables, on `machine`."""
+    """Return the input for a node's planner if the node, `machine`, has all blocks of the model, and its tables."""
     asked = NodeOptions(
         context=request.context,
         pages=request.sequences * pages_for(request.context),
@@ -86,7 +86,10 @@ def coarse_pieces(plan: NodePlan) -> list[NodeSegment]:
 
 
 def ffn_parts(blocks: Sequence[NodeBlock]) -> int:
-    """Return the number of pieces to cut an FFN block into, so that plans are made quickly."""
+    """Return the number of pieces to cut each FFN block into: pieces about as large as an attention block.
+
+    In a model with many blocks the number is smaller, so that planning stays quick.
+    """
     attention = [block.nbytes for block in blocks if block.half == "attention"]
     ffn = [block.nbytes for block in blocks if block.half == "ffn"]
     alike = round(max(ffn, default=0) / tile_size(min(attention, default=1)))

@@ -192,7 +192,10 @@ class Tokenizer:
     def _with_answers(
         self, messages: Sequence[Message], names: Mapping[str, Any], answers: Collection[int]
     ) -> Rendering | None:
-        """Return the conversation with one character for each of `answers`; None if the template changes the texts."""
+        """Return the rendered conversation, in which one character stands for each earlier answer in `answers`.
+
+        `answers` are indices of `messages`. Return None if the template leaves out or changes one of these answers.
+        """
         if not answers:
             return None
         try:
@@ -237,7 +240,10 @@ def _number(token: tuple[str, int]) -> int:
 
 
 def _answers(rendering: Rendering) -> list[int]:
-    """Return the index of each message whose earlier answer belongs in `rendering`, in order; -1 for a changed one."""
+    """Return, for each character in `rendering` that stands for an earlier answer, the index of its message.
+
+    The index is -1 where the template has changed the text that stands for the answer.
+    """
     marks, text = rendering.marks, rendering.text
     return [ord(text[found.start()]) - FIRST_ANSWER if len(found[0]) == 1 else -1 for found in _ANSWER.finditer(marks)]
 

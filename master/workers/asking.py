@@ -119,7 +119,10 @@ class WorkerInquiry:
             self._line.close()
 
     def _echoed(self, count: int, data: bytes, going_on: Callable[[], bool]) -> float:
-        """Return the seconds until `data` has come back `count` times, extrapolated from the echoes in time."""
+        """Send `data` to the worker `count` times; return the seconds until it has come back as often.
+
+        If some echoes are missing when `going_on` returns False, extrapolate from the others; infinity if none came.
+        """
         if self._channel is None or self.condition is None or not going_on():
             return inf
         number, left, begun = secrets.randbits(64), count, time.monotonic()

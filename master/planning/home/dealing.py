@@ -181,7 +181,7 @@ def _usual_overhead(nodes: int) -> float:
 
 
 def _everywhere(block: BlockShape) -> int:
-    """Return the bytes of a block's latent runs, which each node of its stage has in full."""
+    """Return the bytes of those parts of a block that each node of its stage has in full (of latent attention)."""
     return sum(run.units * run.unit_bytes for run in block.runs if run.name in WHOLE_RUNS)
 
 

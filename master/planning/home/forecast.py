@@ -33,7 +33,7 @@ class MemberForecast:
         disk_bytes: the part of `weight_bytes` that does not fit into memory.
         memory: its use of memory.
         decode: the node's times for a token.
-        long: the problem of the prompts on this node.
+        long: the input of the cost model from which the times of prompts are forecast.
         places: the locations of the weights, and the devices that compute.
     """
 
@@ -66,7 +66,7 @@ class HomeForecast:
 
     @property
     def token(self) -> float:
-        """Seconds of a token: sums wait for the slowest node at every block, while disks read ahead."""
+        """Seconds of a token: each stage takes as long as its slowest node, for which the others wait at every sum."""
         if self.layout.ring:  # the forecast of a node knows no pauses between its stages
             return self.layout.seconds
         slowest = sum(max(each.decode.seconds for each in self.within(stage)) for stage in self.layout.stages)

@@ -46,9 +46,9 @@ class OtherTool(FormPart):
 
 
 def kind_of_tool(value: Any) -> str:
-    """Return the union tag of a tool.
+    """Return the tag by which pydantic chooses the form of a tool: of a function, or of any other tool.
 
-    A tool without a type is a function, so that the error says that the type is missing.
+    A tool without a type counts as a function, so that the client gets the error that the type is missing.
     """
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return FUNCTION if kind in (None, "function") else OTHER

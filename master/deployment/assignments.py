@@ -149,8 +149,8 @@ def _block_plans(
 def held_units(shape: BlockShape, shard: Shard, experts: int) -> Iterator[tuple[RunLayout, Range]]:
     """Yield the units that `shard` has of each run, as ranges. `shard` is the node's shard of the block's layer.
 
-    A node's slices of several experts are several ranges. The runs from which all heads are computed belong to every
-    node with a query head.
+    The run of routed experts may have several ranges: the node's slice of each of its experts. Runs from which all
+    heads are computed (of latent attention) are in full on every node with a query head.
     """
     ranges: dict[str, Range] = {
         "query_up": shard.query, "query": shard.query, "kv": shard.kv, "value": shard.value, "key": shard.key,

@@ -62,14 +62,14 @@ class MtpLayer:
         return self._vocabulary.head.norm(hidden)
 
     def run(self, entries: Sequence[StepEntry], released: Sequence[int], tokens: Sequence[int], hidden: F32) -> F32:
-        """Compute rows; return the layer's hidden states `[rows, hidden]`, which `head` makes logits of.
+        """Compute rows; return the layer's hidden states `[rows, hidden]`, from which `head` computes logits.
 
         Args:
             entries: the sequences and positions of the rows.
             released: ids of sequences that ended since the last call.
             tokens: for the row at position p, the token at position p + 1.
-            hidden: `[rows, hidden]`, for the row at position p the normed hidden states at p: the model's, or this
-                layer's own after `head.norm` where the model's are not known.
+            hidden: `[rows, hidden]`: for the row at position p, the model's hidden states at p, after `normed`. Where
+                they are not known, this layer's own hidden states after `head.norm` take their place.
         """
         positions = [entry.position + row for entry in entries for row in range(entry.count)]
         embedded = self._vocabulary.embedding(tokens, [position + 1 for position in positions])

@@ -204,7 +204,10 @@ class Batcher:
         return end - sequence.sent if end > sequence.sent and count < sequence.pending else count
 
     def _ready(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Choose the sequences to run among those that lack one token; those that ran longest ago come first."""
+        """Choose the sequences for a step among `sequences`, each of which has one token to run.
+
+        If they are of several clients, alternate between the clients; of each, those that ran longest ago come first.
+        """
         clients = _by_client(sequences)
         if len(clients) < 2:
             return sequences[: self.chunk]

@@ -237,9 +237,10 @@ class Engine:
                 request.take_rows(rows[start : start + item.count], item.completes)
 
     def _draw(self, work: SequenceOf[Work], rows: F32) -> dict[int, int]:
-        """Sample tokens for every request whose sequence this step completes; `rows` are the step's hidden states.
+        """Sample tokens for every request whose last known token was in this step.
 
-        Return how many drafted tokens of each sequence were right, by its id.
+        `rows` are the step's hidden states `[tokens, hidden]`. Return how many drafted tokens of each sequence were
+        right, by its id.
         """
         requests = {each.sequence.id: each for each in self.admission.running if each.rows is None}
         ends = accumulate(item.count for item in work)

@@ -76,7 +76,7 @@ class Controls:
         return first, first + len(inner.strip())
 
     def _is_typed(self, token: int, text: str, marks: bytes, first: int, end: int) -> bool:
-        """Return True if `token` is a control token and a character of it is a caller's."""
+        """Return True if `text[first:end]` is the control token `token` and a caller wrote any of its characters."""
         if token == self._unknown and text[first:end] != self._spellings[token]:
             return False  # `token` stands for a character that is not in the vocabulary
         return marks.find(_CALLER, first, end) >= 0

@@ -35,7 +35,9 @@ class Dial:
     """The connections to one address. Used by one thread at a time."""
 
     def __init__(self, net: Net, address: str, identity: bytes, key: bytes = b"") -> None:
-        """Start connecting; with a `key`, only to its owner.
+        """Start connecting to `address` (`HOST:PORT`); with a `key`, only to its owner.
+
+        `identity` is the routing id of this side, by which the worker knows the connection (`master_identity`).
 
         Raises:
             UsageError: if `address` is not an address, the key is not trusted, or this machine's own key cannot be

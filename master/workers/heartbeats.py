@@ -59,7 +59,7 @@ class RoundTrip:
         return self._number
 
     def awaited(self, now: float) -> bool:
-        """Return True if an answer is due. The caller must read it at once: a delay would falsify the result."""
+        """Return True while an answer is due. The caller must then look for it often, to measure when it arrives."""
         return bool(self._number) and now - self._sent < _FARTHEST_S
 
     def answered(self, number: int, now: float) -> None:

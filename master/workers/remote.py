@@ -44,6 +44,14 @@ class RemoteWorker:
     def __init__(self, net: Net, address: str, session: int, link: int, master: str, key: bytes = b"") -> None:
         """Start connecting; with a `key`, only to its owner.
 
+        Args:
+            net: the sockets of this process.
+            address: the worker's `HOST:PORT`.
+            session: the random number of this run of the master.
+            link: a number for this connection, different for each address within the session.
+            master: this master's name, for the worker and for messages.
+            key: the worker's public key; empty: any worker that this machine trusts.
+
         Raises:
             UsageError: if `address` is not an address, the key is not trusted, or this machine's own key cannot be
                 used.

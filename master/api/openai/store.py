@@ -15,7 +15,7 @@ MOST_KEPT = 256
 """Limit of stored responses of all owners together."""
 
 MOST_CHARACTERS = 16 << 20
-"""Approximate limit of the characters in them."""
+"""Approximate limit of the characters in all stored responses together."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class BareParser:
         self._plain = self._called = False
 
     def push(self, text: str) -> list[Piece]:
-        """Parse more text; return the texts and calls that are complete or certain."""
+        """Parse more text; return the plain text and the complete calls that later text cannot change."""
         if self._plain:
             return [TextPiece(text)] if text else []
         self._raw += text

@@ -16,7 +16,7 @@ class CallsOrTextParser:
         self._inner: ToolParser | None = None  # the parser of the answer, once that is decided
 
     def push(self, text: str) -> list[Piece]:
-        """Parse more text; return the texts and calls that are complete or certain."""
+        """Parse more text; return the plain text and the complete calls that later text cannot change."""
         if self._inner is not None:
             return self._inner.push(text)
         self._held += text

@@ -17,7 +17,7 @@ class HarmonyParser:
         self.thinking = False  # the last part was reasoning
 
     def push(self, text: str) -> list[Piece]:
-        """Parse more text; return the pieces that are complete after it."""
+        """Parse more text; return the reasoning, plain text and complete calls that later text cannot change."""
         return [piece for part in self._channels.push(text) for piece in self._pieces(part)]
 
     def flush(self) -> list[Piece]:

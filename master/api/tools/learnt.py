@@ -28,7 +28,7 @@ class LearntParser:
         self._inside = self._called = False  # `_inside`: another call may follow directly; `_called`: there was a call
 
     def push(self, text: str) -> list[Piece]:
-        """Parse more text; return the texts and calls that are complete or certain."""
+        """Parse more text; return the plain text and the complete calls that later text cannot change."""
         self._text += text
         return self._pieces(last=False)
 

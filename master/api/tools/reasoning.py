@@ -27,7 +27,7 @@ class ReasoningParser:
         self._fresh = True  # True until text of the present part was returned; line ends at its beginning are dropped
 
     def push(self, text: str) -> list[Piece]:
-        """Parse more text; return the reasoning and the pieces of the answer that are complete after it."""
+        """Parse more text; return the reasoning, plain text and complete calls that later text cannot change."""
         if self._over:
             return self._answer(text)
         self._text += text

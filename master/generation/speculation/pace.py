@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from math import ceil
 
 ROWS = 16
-"""The most rows of a step with drafts: up to so many, a row's result has the same bits as alone."""
+"""The most rows of a step with drafts. Up to this number, a row's result has the same bits as in a step of its own."""
 
 _FORGET = 0.1  # weight of a new measurement
 _AFRESH = 64  # steps after which a plain step is measured again
-# weight of a step that runs ahead in the count of steps, because a plain step has to wait for all in flight
+# a step that runs ahead counts as a quarter of a step towards `_AFRESH`: a plain step then comes later, because it has
+# to wait for all steps in flight
 _AHEAD = 0.25
 _OUTLIER = 3.0  # a measurement counts as at most this many times the mean
 _PRIOR = 4.0  # weight of the first guess of a chance, in drafted tokens

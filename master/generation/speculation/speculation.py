@@ -27,9 +27,10 @@ from master.generation.speculation.pace import ROWS, Chance, Pace
 
 Source = Literal["grammar", "lookup", "mtp", "model"]
 Kind = tuple[Source, int]
-"""The source of a drafted token, and what else its chance depends on.
+"""The source of a drafted token, and a number on which its chance also depends.
 
-That is the length of the match, at most `_LONG`, or the probability that the model gave it, in parts of `_LONG`.
+For lookup, the number is the length of the match, at most `_LONG`. For a model, it is the probability that the model
+gave the token, in parts of `_LONG`.
 """
 
 _LONG = 8

@@ -117,8 +117,8 @@ def learn(show: Show, several: bool, with_text: bool) -> CallMarks | None:
 def learn_reasoning(plain: str, shown: str, thought: str, answer: str) -> tuple[str, str] | None:
     """Return the tags around the text `thought` before `answer` in the conversation `shown`; None if there are none.
 
-    `plain` is the conversation without `thought`. A tag that is in `plain`, too, does not open the reasoning; the
-    opening tag is then derived from the closing one.
+    `plain` is the same conversation without `thought`. If a tag stands before the answer in `plain` too, it does not
+    open the reasoning. The opening tag is then derived from the closing one.
     """
     at = shown.find(thought)
     before, after = shown[: max(at, 0)].rstrip(), shown[at + len(thought) : max(shown.find(answer), 0)].strip()

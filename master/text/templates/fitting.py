@@ -51,7 +51,7 @@ def fitted(
 def description(tools: Sequence[Mapping[str, Any]]) -> str:
     """Return a text that describes the tools, for a model whose template does not show tools."""
     listed = "\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
-    # the same whether a call is required, so that the prefix cache can be used
+    # the same text whether or not the request requires a call, so that the prefix cache can be used
     how = "To call one, answer with a JSON object and nothing else"
     return f'You can call these tools:\n{listed}\n{how}: {{"name": TOOL, "arguments": {{...}}}}'
 

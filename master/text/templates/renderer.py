@@ -46,7 +46,10 @@ def open_work(settings: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict
 
 
 def _message(message: Mapping[str, Any], answer: str | None) -> dict[str, Any]:
-    """Return a message with its marks; the content of an earlier answer becomes the single character for it."""
+    """Return a message with its marks.
+
+    `answer` is the character that takes the place of its content, if the message is an earlier answer; else None.
+    """
     role = message.get("role")
     known = {"role": own(role)} if role in ROLES else {}
     if answer is not None:

@@ -70,7 +70,10 @@ class HeldBody:
         return failure or await self._counted()
 
     async def _counted(self) -> ApiFailure | None:
-        """Refuse a body with too many values. Before a large body is parsed, let requests of other clients run."""
+        """Return the failure if the body has too many JSON values, else None.
+
+        Before a large body is parsed, pause so that requests of other clients can run.
+        """
         text = b"".join(self._parts).decode("latin-1")
         if not may_have_more_values(text, _LARGE):
             return None

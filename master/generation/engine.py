@@ -36,7 +36,7 @@ class Engine:
     """
 
     def __init__(self, deployment: Deployment, most: int = MOST_RUNNING, model: DraftModel | None = None) -> None:
-        """Create an engine in which at most `most` requests run at once; `model` drafts, if there is one."""
+        """Create an engine in which at most `most` requests run at once; `model` is the draft model, if any."""
         self.admission = Admission(most)
         self.speculation, self.drafts, self._model = Speculation(), True, model
         self._sequences: dict[int, Sequence] = {}

@@ -60,7 +60,12 @@ class Holdings:
         return [request for _, request in order]
 
     def gives_way(self, runs: Request, waits: Request, fair: float, now: float) -> bool:
-        """Return True if `runs` should be preempted for `waits`. `fair` is a client's fair share, `now` in seconds."""
+        """Return True if `runs` should be preempted for `waits`.
+
+        That is so if its client would afterwards still weigh at least as much as the other client with `waits`. Within
+        a client, its HTTP requests are compared in this way. It is also so if `runs` has run for `SLICE_S`, its client
+        weighs more than the fair share `fair`, and the other client with `waits` would not. `now` is in seconds.
+        """
         if runs.client is waits.client:
             return False
         if runs.client.name == waits.client.name:

@@ -43,13 +43,14 @@ class WaitingQueue:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Number of HTTP requests of each client that have requests in the line, by the client's name."""
+        """Number of HTTP requests with waiting requests, by the client's name."""
         return {name: len(lines) for name, lines in self._lines.items()}
 
     def heads(self) -> Iterator[Request]:
-        """Yield the requests that may be next: the first HTTP request's of each client, then the second's, and so on.
+        """Yield the requests that may be next, in turn: the first waiting request of each HTTP request.
 
-        Requests that are held up are left out.
+        First comes the first HTTP request of each client, then the second of each, and so on. Requests that are held up
+        are left out.
         """
         clients = [list(lines.values()) for lines in self._lines.values()]
         for turn in zip_longest(*clients):

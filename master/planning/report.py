@@ -74,7 +74,7 @@ class PlanReport:
 
     @classmethod
     def _fixed(cls, shape: ModelShape, node: PlannedNode, case: Case, chosen: OffloadChoice) -> "PlanReport":
-        """Return the report on a plan in which weights move in a fixed cycle, or stay."""
+        """Return the report on the plan `chosen`, in which weights move in a fixed cycle or not at all."""
         problem = case.problem(case.pieces, case.rounding_bytes(case.pieces))
         offload = deepened(problem, chosen.offload)
         cards, work = problem.machine.cards, problem.work

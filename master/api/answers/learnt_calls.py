@@ -101,7 +101,10 @@ class LearntCalls:
             yield key, f"{self._literal(marks.key_open + key + end)} {rule}"
 
     def _value(self, rule: str, kind: Any, schema: Mapping[str, Any], key: str) -> str:
-        """Return the rule for a value and the mark after it."""
+        """Return the rule named `rule`, for the value of the argument `key` and the mark after it.
+
+        `kind` is the value's own schema. `schema` is the schema of all arguments, into which its references point.
+        """
         marks = self._marks
         end = marks.value_end.replace(KEY, key)
         known = kind if isinstance(kind, Mapping) else {}

@@ -148,9 +148,10 @@ class Speculation:
             self._pace.learn(len(work), drafted, sum(right.values()), seconds, self._drafting)
 
     def next_ahead(self, request: Request, context: int, most: int) -> int | None:
-        """Return a drafted token for a step after all steps in flight of a request, which may have `most` in flight.
+        """Return a drafted token for one more step of a request, after all its steps that are in flight.
 
-        Return None if the request's drafts are not steps of their own, or there is no draft.
+        Return None if the request's drafts are not steps of their own, if there is no draft, or if the request would
+        have more than `most` steps in flight.
         """
         sequence, own = request.sequence, self._ahead.get(request.sequence.id)
         if (
@@ -215,7 +216,7 @@ class Speculation:
             self._model.release(request.sequence.id)
 
     def _runs_ahead(self, id_: int, found: Mapping[int, Draft], most: int) -> bool:
-        """Return True if drafts of the sequence `id_` should be steps of their own, and begin with that.
+        """Decide whether drafts of the sequence `id_` are to be steps of their own; if so, record that and return True.
 
         `found` has drafts from the grammar and from lookup, by sequence id. At most `most` steps may be in flight.
         """

@@ -153,7 +153,10 @@ class HomeModel:
         return _run(next(block for block in self.shape.blocks if block.kind == "attention"), "query").units
 
     def _experts(self, block: BlockShape) -> Iterator[UnitKind]:
-        """Yield the shared experts, and slices of every routed expert. A token reads only its chosen experts."""
+        """Yield the kinds of units of a block of experts: those of its routed experts, and of its shared ones if any.
+
+        A unit of routed experts is the same slice of every expert, of which a token reads only those that it chooses.
+        """
         mixture = self.shape.config.mixture
         assert mixture is not None
         run = _run(block, "neuron")

@@ -20,7 +20,7 @@ _KEY_BYTES = 16
 
 
 def chain(tokens: SequenceOf[int], keys: SequenceOf[Key] = (), salt: Key = BEGINNING) -> Iterator[Key]:
-    """Yield the keys of the full pages of `tokens`, after the first pages, whose keys are `keys`.
+    """Yield the keys of the full pages of `tokens`, without those of the first pages, which are given as `keys`.
 
     Every key depends on `salt`: sequences with different salts have no key in common.
     """

@@ -92,7 +92,7 @@ class Batcher:
     """
 
     def __init__(self, pages: PagePool, chunk: int, even: int = _FAR) -> None:
-        """Create a batcher.
+        """Create a batcher of steps of at most `chunk` tokens, which takes pages from `pages`.
 
         A token at position `even` takes twice as long as one at 0, because it attends to all earlier tokens.
         """

@@ -46,8 +46,9 @@ class Holdings:
         self._count(request, -1)
 
     def within(self, request: Request, fair: float, part: float, counted: bool) -> bool:
-        """Return True if the dominant share of the client is at most `fair`, and that of its HTTP request `part`.
+        """Return True if the request's client weighs at most `fair`, and its HTTP request at most `part`.
 
+        A weight is a dominant share, from 0 to 1.
         With `counted`, count the waiting request itself as if it ran.
         """
         if counted:

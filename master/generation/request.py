@@ -97,7 +97,7 @@ class Request:
             self._fail(fault_of(error))
 
     def take(self, logits: npt.NDArray[np.float32], drafted: tuple[int, ...], at: float, context: int) -> int:
-        """Draw the next token from the first row of `logits` and deliver it; go on while drawn tokens equal `drafted`.
+        """Draw the next token from the first row of `logits` and deliver it; draw another while tokens are as drafted.
 
         Return the number of drafted tokens that were right and after which a further token was drawn.
 

@@ -59,9 +59,9 @@ class BatchReport:
 
     @property
     def points(self) -> TurningPoints | None:
-        """The turning points P1 and P2 for FFN blocks in RAM that the accelerator computes.
+        """The turning points P1 and P2 (`TurningPoints`) for FFN blocks in RAM; None without an accelerator.
 
-        None without an accelerator.
+        They say at which intensities it pays to compute such blocks on the accelerator.
         """
         hierarchy, layer = Hierarchy.of(self.problem.machine), self.problem.layer
         if self.problem.machine.accelerator is None:

@@ -42,7 +42,7 @@ class PredictorSource:
         self.vectors: dict[bytes, dict[str, npt.NDArray[np.float32]]] = {}
 
     def memory_bytes(self, nodes: int) -> int:
-        """Return the bytes of predictors that stay in memory to be sent to other nodes; 0 if `nodes` in all are 1."""
+        """Return the bytes of predictors that stay in memory, to be sent to the other nodes of a group of `nodes`."""
         return sum(one.nbytes for one in self._predictors.values()) if nodes > 1 else 0
 
     def plans(self, shard: Shard, first: int) -> tuple[tuple[BlockPlan, ...], tuple[PredictorPlan, ...]]:

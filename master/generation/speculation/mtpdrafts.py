@@ -126,7 +126,7 @@ class MtpDrafts:
         return np.stack([self._own[each.id].end for each in sequences])
 
     def _take(self, item: Work, rows: F32) -> None:
-        """Store the hidden states of `item`, in `rows`, until the layer runs: those whose next token is known."""
+        """Store those hidden states of `item`, in `rows`, whose next token is known, until the layer computes them."""
         target, pages = item.sequence, self._layer.pages
         own = self._followed(target, item.position)
         if own.lost:

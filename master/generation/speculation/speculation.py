@@ -310,9 +310,9 @@ class Speculation:
     def _worth(self, plain: int, others: list[float], first: list[float]) -> bool:
         """Return True if the model should draft at least one token for each request; else pause it.
 
-        `first` are the chances that these tokens are right; `plain` and `others` are as for `_ask`. A draft that is
-        not used also costs time, because the model must compute all tokens that it has missed. After the pause, the
-        chances are learnt again.
+        `first` are the chances that these tokens are right; `plain` and `others` are as for `_ask`. The model pauses,
+        because for any draft it must also compute the tokens that it has missed, which takes time. After the pause,
+        the chances are learnt again.
         """
         if self._pace.continues(plain, others, first, 0.0):
             return True

@@ -344,7 +344,7 @@ class Cluster:
         return any(worker.heartbeats.link.awaited(now) for worker in (*self.workers, *self.recruits.called))
 
     def ask(self, question: AskDisk | AskLink | AskStats | AskSpans, *workers: RemoteWorker) -> None:
-        """Send a question to some workers, and drop their last answers."""
+        """Send a question to `workers`; first forget their answers to earlier questions of all kinds."""
         with self._keeper.lock:
             self._need()
             for worker in workers:

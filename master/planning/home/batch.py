@@ -53,7 +53,7 @@ class GroupBatchReport:
 
     @property
     def rate(self) -> float:
-        """Tokens generated per second, prompts included; all nodes wait for the slowest."""
+        """Tokens generated per second; the time of the prompts counts too, and all nodes wait for the slowest."""
         return _rate(self.problems, self.forecasts)
 
     def seconds(self, phase: RequestPhase) -> float:

@@ -79,7 +79,8 @@ class ExpertArena:
         slots = memory.size // max(1, self._source.slot_bytes)
         self.policy = SelectedPolicy(DEFAULT_POLICY) if recording is None else select(recording, slots)
         policy = trained_policy(self.policy.choice, list(units), recording)
-        self._reads, self._gaps = ReadClock(), IdleGaps(time.perf_counter)  # from a prediction to the block it is for
+        # times of copies; times from a prediction to the block that it is for
+        self._reads, self._gaps = ReadClock(), IdleGaps(time.perf_counter)
         workers = QueueWorkers(queue, "experts")
         self.cache = DemandCache(
             self._source,
@@ -97,7 +98,7 @@ class ExpertArena:
         except BaseException:
             self.cache.close()
             raise
-        self._best: ReplayResult | None = None  # Belady's
+        self._best: ReplayResult | None = None  # the last result of `best`
 
     def share(self, block: int, wanted: Mapping[int, int]) -> SharedHold:
         """Hold the experts of a block that the accelerator should compute: cached experts, and experts to load now.
@@ -172,7 +173,10 @@ class ExpertArena:
         )
 
     def best(self) -> ReplayResult:
-        """Return the result of Belady's policy for the recorded steps, from the same initial contents."""
+        """Return the hit rate and bytes of Belady's optimal policy in the recorded steps.
+
+        The replay begins with the experts that filled this cache at first.
+        """
         recording, _ = self.cache.recording()
         if self._best is None or len(recording.steps) != self._best.steps:
             number = {key: at for at, key in enumerate(self._source.keys)}
@@ -185,7 +189,7 @@ class ExpertArena:
         self.cache.close()
 
     def _in_time(self) -> bool:
-        """Return True if the link copies an expert within the usual time from a prediction to its block."""
+        """Return True if one expert is copied faster than the usual time between a prediction and its block."""
         speed = self.cache.loaded_bytes / (self._reads.seconds or 1.0)
         return self._gaps.usual * speed >= self._source.slot_bytes
 

@@ -15,10 +15,17 @@ def best_note(
     best: ReplayResult,
     name: str,
 ) -> str:
-    """Return the note in parentheses that compares a figure of the run with the best possible one.
+    """Return a note in parentheses with the best possible value of a figure, to print after the run's own value.
 
-    `name` introduces the best figure. If the run has more steps than were recorded, the note also has the run's own
-    figure for the recorded steps, because only that can be compared with the best figure.
+    If the run has more steps than were recorded, the note also has the run's value in the recorded steps, because only
+    that can be compared with the best value.
+
+    Args:
+        show: turns counts into the text of the figure: `hits` or `megabytes`.
+        whole: the counts of the whole run.
+        recorded: the run's counts in the recorded steps.
+        best: the counts of Belady's policy in the recorded steps.
+        name: the words before the best value, for example "at best".
     """
     part = f"in the first {best.steps} steps {show(recorded)}, " if recorded.steps < whole.steps else ""
     return f"({part}{name} {show(best)})"

@@ -47,7 +47,7 @@ class DemandExperts:
         policy = self.policy.choice.open(np.array([block for block, _ in source.keys], np.int64))
         memory: Bytes = page_buffer(plan.slots * source.slot_bytes)
         self.cache = DemandCache(source, memory, policy, Readers(disk.threads), verify=check, reads=reads, trace=trace)
-        self._best: ReplayResult | None = None  # Belady's
+        self._best: ReplayResult | None = None  # the last result of `_bound`
 
     def blocks(
         self, always: Sequence[Sequence[tuple[Segment, Hold]]], open_one: Callable[[NodeSegment], Segment]
@@ -62,7 +62,7 @@ class DemandExperts:
         }
 
     def begin(self, short: bool) -> None:
-        """Begin a step: let the cache count its uses. `short` is not used."""
+        """Begin a step, so that the cache counts the uses of experts by step. `short` is not used."""
         self.cache.begin()
 
     def abandon(self) -> None:
@@ -88,7 +88,7 @@ class DemandExperts:
         self.cache.close()
 
     def _bound(self, recording: Recording) -> ReplayResult:
-        """Return the result of Belady's policy for the recorded steps."""
+        """Return the hit rate and bytes of Belady's optimal policy in the recorded steps: the best possible figures."""
         if self._best is None or len(recording.steps) != self._best.steps:
             self._best = bound(recording.of_at_most(self.cache.capacity), self.cache.capacity, self._unit_bytes)
         return self._best

@@ -2,10 +2,10 @@
 
 Each computes some of the chosen experts, and the two results are added.
 
-The host's memory holds all experts. The accelerator computes the experts in its arena and the experts that
-are copied to it for this step; the CPU computes the rest at the same time. `worker.demand.arena.ExpertArena` decides
-which side computes each expert. The
-accelerator is started first. A side without experts to compute is not called.
+The host's memory holds all experts. The accelerator computes the experts in its arena (cached copies in its memory) and
+the experts that are copied to it for this step. The CPU computes the rest at the same time.
+`worker.demand.arena.ExpertArena` decides which side computes each expert. The accelerator is started first. A side
+without experts to compute is not called.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,9 +32,15 @@ F32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class HybridExperts:
-    """A `worker.node.segment.Segment`: the routed experts of `block` in the host's memory, some of them in `arena`.
+    """A `worker.node.segment.Segment` of this node's routed experts of one block.
 
-    `device` is the host, and `spec` describes all these experts; `launch` starts a call on the accelerator.
+    Attributes:
+        device: the host, whose memory holds all these experts.
+        spec: describes all these experts.
+        accelerator: the device that computes the experts in `arena`.
+        launch: starts a call on the accelerator.
+        block: the number of the block.
+        arena: the accelerator's cache of experts.
     """
 
     device: Device

@@ -132,11 +132,10 @@ class BatchAccelerated(Accelerators):
         )
 
     def use_schedule(self, schedule: BatchSchedule, chunk_bytes: int) -> None:
-        """Replace the schedule from the next step on.
+        """Use `schedule` from the next step on, and copy weights in parts of at most `chunk_bytes` bytes.
 
-        Copy weights in parts of at most `chunk_bytes` bytes from then on.
-
-        The boundaries of chunks of experts are fixed in the plan (`BatchSettings.chunking`): no part crosses one.
+        The chunks of experts stay as the plan has cut them (`BatchSettings.chunking`); a larger `chunk_bytes` does not
+        join them.
         """
         self.pipeline.schedule = schedule
         if isinstance(self._rings, ChunkedRings):

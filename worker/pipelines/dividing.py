@@ -22,7 +22,8 @@ class MicroBatchLimits:
 
     Attributes:
         micro_batch: the largest number of sequences in a micro-batch of a decode step.
-        min_parts: the smallest number of micro-batches if there are as many sequences, so that work overlaps.
+        min_parts: the least number of micro-batches of a decode step, so that transfers and computations overlap. A
+            step with fewer sequences than that has one micro-batch per sequence.
         chunk: the largest number of tokens in a micro-batch of a prompt step.
         pages: the largest number of different KV pages that a micro-batch may need; 0 means any number.
         limit_decode: True if `pages` limits decode steps too.
@@ -46,10 +47,10 @@ def divided(sizes: MicroBatchLimits, batch: Batch) -> list[I64]:
 
 
 def _answers(sizes: MicroBatchLimits, batch: Batch) -> list[I64]:
-    """Divide a decode step into micro-batches of nearly equal numbers of sequences and sums of context lengths.
+    """Divide a decode step into micro-batches with nearly equal numbers of sequences and of context tokens in all.
 
-    MoE-Lightning's algorithm 2: take the sequences from the longest to the shortest. Add each to the micro-batch with
-    the smallest context so far among the micro-batches that are not full.
+    MoE-Lightning's algorithm 2: take the sequences from the longest to the shortest. Add each to the micro-batch that
+    has the fewest context tokens so far, among the micro-batches that are not full.
     """
     tokens = len(batch.positions)
     count = max(-(-tokens // sizes.micro_batch), min(tokens, sizes.min_parts), _least_parts(sizes, batch))
@@ -63,7 +64,10 @@ def _answers(sizes: MicroBatchLimits, batch: Batch) -> list[I64]:
 
 
 def _least_parts(sizes: MicroBatchLimits, batch: Batch) -> int:
-    """Return the smallest number of micro-batches of a decode step for which the pages of each fit."""
+    """Return the least number of micro-batches of a decode step such that the KV pages of each are within the limit.
+
+    Every sequence is counted with as many pages as the longest one has.
+    """
     if not (sizes.pages and sizes.limit_decode):
         return 1
     each = max(1, sizes.pages // max(1, len(batch.tables[0])))
@@ -71,7 +75,10 @@ def _least_parts(sizes: MicroBatchLimits, batch: Batch) -> int:
 
 
 def _prompts(sizes: MicroBatchLimits, batch: Batch) -> Iterator[I64]:
-    """Yield micro-batches of consecutive tokens, at most a chunk each; a chunk is halved until its pages fit."""
+    """Yield the token indices of each micro-batch of a prompt step: consecutive tokens, at most `sizes.chunk` of them.
+
+    While a micro-batch needs more KV pages than `sizes.pages`, its number of tokens is halved.
+    """
     begin, tokens = 0, len(batch.positions)
     while begin < tokens:
         end = min(begin + sizes.chunk, tokens)

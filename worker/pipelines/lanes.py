@@ -48,9 +48,9 @@ class BatchLanes:
         return self._thread.start(spanned)
 
     def add(self, call: Callable[[Kernels], None]) -> Pending[None]:
-        """Start `call`, which adds to hidden states, after all earlier ones, on the device that adds.
+        """Queue `call`, which adds to hidden states, on the accelerator if `adds_there`, else on a host thread.
 
-        `call` gets that device's kernels.
+        It runs after all calls queued before it, and gets the kernels of its device.
         """
         if self.adds_there:
             return self.device.start(lambda: call(self.device.kernels))

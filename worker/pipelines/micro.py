@@ -18,9 +18,9 @@ I64 = npt.NDArray[np.int64]
 class QueuedMicroBatch(MicroBatch):
     """A micro-batch that queues its work instead of waiting for it.
 
-    Norms and the sums of one node are queued on its accelerator. Residual connections are queued on the accelerator or
-    on a thread of the host. A sum over several nodes is waited for, as it goes over the network. `x` changes while
-    queued calls run, so other threads must read it only after `arrive`.
+    Norms are queued on the accelerator. Residual connections, with the sum of a block's segments, are queued on the
+    accelerator or on a thread of the host. If several nodes compute the model, the partial result is waited for before
+    it is sent to them. `x` changes while queued calls run, so other threads must read it only after `arrive`.
     """
 
     def __init__(self, number: int, x: F32, batch: Batch, rows: I64, lanes: BatchLanes, attended_there: bool) -> None:
@@ -62,7 +62,10 @@ class QueuedMicroBatch(MicroBatch):
         return super().partial()
 
     def join(self, stacked: bool = False) -> None:
-        """Go on to the next block with the same hidden states, after the accelerator's queued calls for this block."""
+        """Go on to the next block, which has the same input as this one and shares its sum.
+
+        Queue the change on the accelerator, after its calls for this block. `stacked` must be False.
+        """
         assert not stacked  # no such model runs in micro-batches (`ModelConfig.host_only`)
         self._moves.append(self._lanes.device.start(self._discard))
 

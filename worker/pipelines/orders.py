@@ -57,11 +57,11 @@ class Interleaved:
                 yield from (task for each in later for task in _before(each))
 
     def _staggered(self, places: list[Place]) -> Iterator[Task]:
-        """Yield the tasks of a group of nodes: neurons are computed one turn after their attention's output.
+        """Yield the tasks of a node in a group of several nodes.
 
-        A place is one layer of one micro-batch. Each turn computes the output of one place, attention of a later one,
-        and the neurons of the place before.
-        It also starts the sums that are complete by then.
+        A place is one layer of one micro-batch. In the turn of a place, the node computes the output of its attention
+        block, then the attention of a later place, then the neurons of the place before. So the sum after a place's
+        attention can go over the network until the next turn, which computes that place's neurons.
         """
         computed = list[Place]()  # places whose neurons are computed, but whose last sum is not started
         for place in places[: self.ahead]:
@@ -82,8 +82,8 @@ class Interleaved:
 class Layerwise:
     """Layer by layer, and in a layer micro-batch by micro-batch (figure 6, S4).
 
-    While the accelerator computes one micro-batch, it loads the keys and values of the next. `attends` says of each
-    block whether it is attention.
+    While the accelerator computes one micro-batch, it loads the keys and values of the next. `attends` has one item per
+    block, True for attention.
     """
 
     attends: tuple[bool, ...]
@@ -97,7 +97,7 @@ class Layerwise:
 
 
 def layers(attends: Sequence[bool]) -> list[range]:
-    """Return the range of blocks of each layer; `attends` says of each block whether it is attention."""
+    """Return the range of block numbers of each layer; `attends` has one item per block, True for attention."""
     starts = [at for at, attention in enumerate(attends) if attention or not at]
     return [range(first, last) for first, last in zip(starts, [*starts[1:], len(attends)], strict=True)]
 

@@ -34,7 +34,8 @@ class BatchSchedule:
         micro_batch: the largest number of sequences of a micro-batch.
         host_attends: True if the host computes attention; False: the accelerator, with KV pages copied to it.
         order: the order of the micro-batches' tasks.
-        min_parts: the number of micro-batches to make of few sequences, so that transfers and computations overlap.
+        min_parts: the least number of micro-batches of a step, so that transfers and computations overlap. A step with
+            fewer sequences than that has one micro-batch per sequence.
     """
 
     micro_batch: int
@@ -44,7 +45,7 @@ class BatchSchedule:
 
 
 def schedule_of(attends: tuple[bool, ...], policy: BatchPolicy, group: GroupBatch | None = None) -> BatchSchedule:
-    """Return MoE-Lightning's schedule for a policy: CGOPipe if the host attends, else S4 (figure 6).
+    """Return MoE-Lightning's schedule for a policy: CGOPipe if the host computes attention, else S4 (figure 6).
 
     Args:
         attends: whether each block is attention.
@@ -74,9 +75,11 @@ def reassemble(rows: Sequence[I64], parts: Sequence[F32]) -> F32:
 
 
 def set_visit_counts(found: Sequence[Visit], holds: Mapping[int, list[LongHold]]) -> None:
-    """Give the holds of each block the number of times that a step enters them.
+    """Tell the holds of each block how often the coming step will enter them, so that they know when to release.
 
-    That is the block's number of visits with jobs among `found`, the visits of the step.
+    Args:
+        found: all visits of the step, in order. A visit without jobs (only sums) needs no weights and is not counted.
+        holds: the holds of weights, by block number.
     """
     counts = Counter(visit.block for visit in found if visit.jobs)
     for block, own in holds.items():
@@ -94,11 +97,11 @@ class BatchPipeline:
     Attributes:
         lanes: the accelerator, and the host's threads.
         attends: whether each block is attention.
-        layers: the layer of each block.
+        layers: the number of the layer of each block.
         visiting: the KV pages that are copied to the accelerator for each micro-batch, if there are any.
         schedule: used for decode steps; may be replaced between two steps.
         chunk: the largest number of tokens of a prompt's micro-batch.
-        on_start: called at the start of a step.
+        on_start: called at the start of a step, with True if the host computes attention in it.
         holds: the holds of the streamed pieces of each block.
         pages: the largest number of KV pages of one micro-batch, the same on all nodes of a group; 0 for the limit of
             this node.

@@ -55,7 +55,11 @@ class BatchAttention(AttentionSegment):
     host_heads: HeadRange | None
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """Start `phases` of attention for a micro-batch; return the pending partial result with the last phase."""
+        """Start `phases` of attention for a micro-batch.
+
+        Return the pending partial result `[tokens, hidden]` if `phases` include OUTPUT, else None. `take` returns the
+        block's input for a segment.
+        """
         assert isinstance(part, QueuedMicroBatch)
         if self.empty:
             return super().start(phases, data, part, take)
@@ -86,7 +90,10 @@ class BatchAttention(AttentionSegment):
             part.phase_results[self] = Finished(lambda: ready)
 
     def _project(self, data: Bytes, part: QueuedMicroBatch, take: Take) -> Pending[Crossed]:
-        """Start the projection to heads, then transfer the host's heads (D1, MoE-Lightning section 4.1)."""
+        """Start the projection to queries, keys and values; then transfer those of `host_heads` to the host.
+
+        The transfer (D1 in MoE-Lightning, section 4.1) is needed only if the host computes attention.
+        """
         crossing = None if part.attends_on_accelerator else self.host_heads
 
         def project() -> Crossed:
@@ -121,7 +128,10 @@ class BatchAttention(AttentionSegment):
         return self.lanes.attend(f"attention {self.layer}", arrived, attend)
 
     def _output(self, data: Bytes, part: QueuedMicroBatch) -> Pending[F32]:
-        """Start the product with o once all attention has ended, and return its pending result."""
+        """Queue the product with the output projection, which waits for the attention of all heads.
+
+        Return its pending result, `[tokens, hidden]`.
+        """
         attended, kept = part.phase_results.pop(self), part.phase_results.pop((self, "kept"), None)
 
         def arrived() -> F32:
@@ -159,7 +169,15 @@ class BatchAttention(AttentionSegment):
         heads: Pending[Any] | None,
         attending: Sequence[tuple[HeadRange, Paged]],
     ) -> Pending[F32]:
-        """Start one call that computes attention, for each group of heads in `attending` in turn, and the output."""
+        """Start one call that computes attention for each group of heads in turn, and then the output projection.
+
+        Args:
+            data: the weights of the segment.
+            part: the micro-batch.
+            take: returns the block's input for a segment.
+            heads: the pending projected heads; None: the call projects them first.
+            attending: each group of heads, with the keys and values that it reads on the accelerator.
+        """
         spec, kernels = self.spec, self.device.kernels
 
         def attend() -> F32:
@@ -178,7 +196,10 @@ class BatchFfn(FfnSegment):
     """Feed-forward neurons whose input is prepared in the call that computes them."""
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """Start `phases` for a micro-batch; return the pending partial result with the last phase."""
+        """Start the whole computation for a micro-batch if `phases` include OUTPUT; otherwise do nothing.
+
+        Return the pending partial result `[tokens, hidden]`. `take` returns the block's input for a segment.
+        """
         if Phase.OUTPUT not in phases or self.empty:
             return super().start(phases, data, part, take)
         _follow(part)
@@ -190,7 +211,10 @@ class BatchExperts(ExpertsSegment):
     """Experts whose input and routing are prepared in the call that computes them."""
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """Start `phases` for a micro-batch; return the pending partial result with the last phase."""
+        """Start the whole computation for a micro-batch if `phases` include OUTPUT; otherwise do nothing.
+
+        Return the pending partial result `[tokens, hidden]`. `take` returns the block's input for a segment.
+        """
         if Phase.OUTPUT not in phases or self.empty:
             return super().start(phases, data, part, take)
         router, kernels, call = self.spec.router, self.device.kernels, self.call(data)
@@ -210,7 +234,7 @@ class BatchExperts(ExpertsSegment):
 def for_batches(
     segment: Segment, lanes: BatchLanes, home: KvPages, visiting: VisitingPages | None, kept: int = 0
 ) -> Segment:
-    """Return a segment that computes the same units as `segment` and queues its work for the pipeline.
+    """Return a segment that computes the same units as `segment`, but queues its calls instead of waiting for input.
 
     Args:
         segment: a segment of the accelerator.

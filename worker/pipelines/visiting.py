@@ -79,8 +79,8 @@ class VisitingPages:
         self._device, self._home, self._rooms, self._queue = device, home, list(rooms), queue
         self._numbers: list[PageNumbers] = []  # the pages of each micro-batch of this step
         self._next: dict[Visit, Visit] = {}
-        self._ahead: dict[Visit, PageBuffer] = {}  # rooms that are loaded, or being loaded, for later visits
-        self._saves: dict[int, list[_Save]] = {}  # by layer
+        self._ahead: dict[Visit, PageBuffer] = {}  # buffers that are loaded, or being loaded, by visit
+        self._saves: dict[int, list[_Save]] = {}  # saves that may not have ended, by layer
         self._earlier: list[_Save] = []  # saves of earlier steps
         self._lost: Exception | None = None
         self.moved_bytes = 0
@@ -91,7 +91,11 @@ class VisitingPages:
         return len(self._rooms[0].keys)
 
     def begin(self, batches: Sequence[Batch], visits: Sequence[Visit]) -> None:
-        """Begin a step with the micro-batches `batches`, which will make the given visits in this order.
+        """Begin a step. The pages of each visit will be loaded while the visit before it is computed.
+
+        Args:
+            batches: the micro-batches of the step.
+            visits: the layer and the micro-batch of every visit of the step, in order.
 
         Raises:
             DeviceError: if a save of an earlier step failed, since its keys and values are lost. Other errors of the
@@ -235,7 +239,7 @@ def _bytes(array: npt.NDArray[np.generic]) -> Bytes:
 
 
 class _Nothing(QueuedTransfer):
-    """A save without pages, which has ended."""
+    """A save of no pages, which has already ended: the state of a buffer after an aborted step."""
 
     def __init__(self) -> None:
         """Create the transfer and run it."""

@@ -17,7 +17,7 @@ TURN, WARM, TURNS_EACH = 8, 3, 2  # steps of a turn; steps at its start that are
 
 
 class TurnsJudge(SparsityJudge):
-    """The judge that lets the two ways take turns and then picks the faster one.
+    """The judge that lets the plain window and neurons on demand take turns, and then picks the faster one.
 
     Used by one thread. All nodes of a group count the same steps, so they change over together.
     """
@@ -38,7 +38,7 @@ class TurnsJudge(SparsityJudge):
         return self._paid.get(self.size, self.token // TURN % 2 == 1)
 
     def predicts(self, tokens: int) -> bool:
-        """Return True if neurons are predicted in this step: only while the memory holds slots."""
+        """Return True if this step predicts neurons, which it does while the memory holds slots and not the window."""
         return self.by_neurons
 
     def predicting_is_faster(self, tokens: int = 1) -> bool | None:

@@ -34,12 +34,12 @@ class GroupMember:
 
 
 def agree(members: Sequence[GroupMember], sums: SumCost | None = None, batch: int | None = None) -> GroupBatch:
-    """Return the batch settings with which the slowest node is fastest.
+    """Return the batch settings with which the slowest node is predicted to take the least time.
 
     Args:
         members: all nodes of the group.
         sums: the cost of each sum over the nodes; by default 0.
-        batch: the number of sequences at once, if it is given.
+        batch: the number of sequences to compute at once; None: choose it too.
 
     Raises:
         PlanError: if a node cannot hold one sequence, or `batch` sequences, or if its owner's options rule out batches.
@@ -58,19 +58,20 @@ def agree(members: Sequence[GroupMember], sums: SumCost | None = None, batch: in
 
 
 def group_prefers(members: Sequence[GroupMember]) -> bool:
-    """Return True if the roofline model predicts that this group is faster with batches than without.
+    """Return True if the roofline model predicts that batches on the accelerators make this group faster.
 
-    That is so if the group has accelerators, all of them allow batches, and all of them compute neurons in the fastest
-    policies or in policies that are about as fast.
+    Return False if the group has no accelerators, or if one of them cannot or may not compute batches. Otherwise the
+    answer depends on the feed-forward neurons: True if all accelerators compute them in the fastest policies, or in
+    policies that are at most 1% slower.
     """
     return bool(_preferred(members, group_problems(members)[1]))
 
 
 def fastest_batch(members: Sequence[GroupMember], demanded: bool) -> int:
-    """Return the number of sequences at once (N) with which the slowest node is fastest, or 0 for no batches.
+    """Return the number of sequences to compute at once so that the slowest node is fastest; 0 for no batches.
 
-    N is at most the number of sequences for which the nodes have KV pages now. It is chosen as if there were pages for
-    only N sequences.
+    The number is at most that for which the nodes have KV pages now. Memory is counted as if the nodes would keep pages
+    for only that number of sequences, and use the rest for weights.
 
     Args:
         members: all nodes of the group.
@@ -88,10 +89,11 @@ def fastest_batch(members: Sequence[GroupMember], demanded: bool) -> int:
 
 
 def _preferred(members: Sequence[GroupMember], problems: Sequence[BatchProblem]) -> Sequence[BatchPolicy]:
-    """Return the policies with which the slowest node is fastest, if all accelerators then compute neurons.
+    """Return one policy per node under which all accelerators compute feed-forward neurons; empty if that is slower.
 
-    If only some do, return policies with which all do, provided that the slowest node is about as fast. Otherwise
-    return an empty sequence.
+    First find the policies with which the slowest node is fastest. If all accelerators compute neurons in them, return
+    them. If only some accelerators do, return the best policies in which all do, provided that the slowest node takes
+    at most 1% longer. In all other cases return an empty sequence.
     """
     cards = [member for member in members if member.machine.accelerator is not None]
     if not cards or not all(batches_allowed(member.plan, member.machine, member.options) for member in cards):
@@ -115,7 +117,10 @@ def _slowest(problems: Sequence[BatchProblem], policies: Sequence[BatchPolicy]) 
 
 
 def group_problems(members: Sequence[GroupMember], sums: SumCost | None = None) -> tuple[int, list[BatchProblem]]:
-    """Return the number of prompt tokens that all nodes compute at once, and each node's roofline problem."""
+    """Return the largest number of prompt tokens that every node can compute at once, and each node's roofline problem.
+
+    A roofline problem is the input of the roofline model: a node's work, memory and speeds.
+    """
     chunk = min(prompt_chunk(member.plan, member.machine) for member in members)
     return chunk, [_problem(member, chunk, sums or SumCost()) for member in members]
 

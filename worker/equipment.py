@@ -45,7 +45,7 @@ class AcceleratorSetup:
     figures: "NodeMachine"
     options: OffloadOptions = field(default_factory=OffloadOptions)
     choose: "Choose | None" = None  # replaces `worker.plan.choose.choose`
-    more: tuple[Device, ...] = ()  # `figures` has one accelerator for each
+    more: tuple[Device, ...] = ()  # further accelerators; `figures.more` has the speeds of each
     mark_doubted: Callable[[], None] | None = (
         None  # called if a run contradicts the figures; None if they were not measured
     )

@@ -256,7 +256,7 @@ def _heads(config: ModelConfig, block: NodeBlock) -> LayerHeads:
 
 
 def _width(runs: Sequence[RunUnits]) -> int:
-    """Return the total number of vectors that each part has in `runs`."""
+    """Return the number of vectors in all units of `runs`, for example neurons; every part of a run has that many."""
     return sum(len(run.units) * run.layout.width for run in runs)
 
 

@@ -43,7 +43,7 @@ def warn_experimental(devices: Sequence[Device]) -> None:
 
 
 def calibrate_emulation(emulation: "Emulation", node: "Node") -> None:
-    """Calibrate how much slower than real time the emulation runs, unless the user set the factor, and print it."""
+    """Measure by which factor the emulation runs slower than real time, unless the user set the factor; print it."""
     if not emulation.stretch_factor.settled:
         node.rehearse()
         emulation.calibrate()

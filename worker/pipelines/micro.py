@@ -64,7 +64,8 @@ class QueuedMicroBatch(MicroBatch):
     def join(self, stacked: bool = False) -> None:
         """Go on to the next block, which has the same input as this one and shares its sum.
 
-        Queue the change on the accelerator, after its calls for this block. `stacked` must be False.
+        Once the accelerator has run its queued calls for this block, the prepared input is discarded. `stacked` must be
+        False.
         """
         assert not stacked  # no such model runs in micro-batches (`ModelConfig.host_only`)
         self._moves.append(self._lanes.device.start(self._discard))

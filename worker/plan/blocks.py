@@ -57,7 +57,10 @@ def has_matching_kv_units(assign: Assign, layer: int, attention: BlockPlan) -> b
 
 
 def holds_key_heads(assign: Assign, block: BlockPlan) -> bool:
-    """Return True if the node's key heads of a block with states are exactly the key heads of its value heads."""
+    """Return True if the node has exactly the key heads that its value heads need, in a block with states.
+
+    A block with states is recurrent: its layer has a state instead of keys and values.
+    """
     heads = assign.config.state_heads
     if heads is None:  # a short convolution has no key heads
         return True
@@ -78,9 +81,14 @@ def lacks_latent(config: ModelConfig, names: list[str]) -> bool:
 
 
 def lacks_of_heads(wanted: Collection[str], names: list[str]) -> bool:
-    """Return True if `names`, the vectors of a block with states, lack some of `wanted`, the vectors that it may have.
+    """Return True if a block with states lacks a vector that it needs.
 
-    A block needs `decay` or its logarithm, and biases of all convolutions or of none.
+    It needs each of `wanted`, with two exceptions: one of `decay` and `decay.log` is enough, and the biases of
+    convolutions may all be absent.
+
+    Args:
+        wanted: the names of all vectors that such a block may have.
+        names: the names of the vectors that the block has.
     """
     biases = {name for name in wanted if name.endswith(".bias") and name != "decay.bias"}
     optional = {"decay", "decay.log"} | (set() if biases & {*names} else biases)

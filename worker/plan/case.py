@@ -226,9 +226,9 @@ class Case:
         )
 
     def rounding_bytes(self, pieces: Sequence[NodeSegment]) -> int:
-        """Return the bytes that are lost on an accelerator because experts and KV pages start on pages of memory.
+        """Return the bytes of padding on an accelerator, where experts and KV pages start on pages of memory.
 
-        The cost model does not count these bytes.
+        The cost model does not count this padding.
         """
         plan = self.plan
         weights = sum(piece_bytes(piece) - piece.nbytes for piece in pieces if piece.block.kind == "experts")
@@ -253,16 +253,19 @@ def layer_pages_bytes(plan: NodePlan, kv_heads: int | None = None) -> int:
 
 
 def _forced(options: OffloadOptions) -> tuple[Place | None, Place | None]:
-    """Return where prompts and single tokens must be computed, or None for both if no crossover was given."""
+    """Return where prompts must be computed, and where single tokens must be, as `--crossover` says.
+
+    Both are None if the user did not give `--crossover`.
+    """
     if options.crossover is None:
         return None, None
     return "accelerator", "accelerator" if options.crossover == 1 else "host"
 
 
 def _segment_work(plan: NodePlan, piece: NodeSegment) -> SegmentWork:
-    """Return the work of one piece for the cost model.
+    """Return the work of one piece for the cost model: its bytes, its weights and its keys and values.
 
-    Its bytes are rounded up to whole pages of memory. Bytes of experts are exact, as only a part of them is used.
+    The bytes are rounded up to whole pages of memory, except for experts, of which a token uses only a part.
     """
     config, block, kind = plan.config, piece.block, piece.block.half
     weights = sum(_weights(run) for run in piece.runs)

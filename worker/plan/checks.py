@@ -164,7 +164,10 @@ def _group_faults(assign: Assign) -> Iterator[Fault]:
 
 
 def _stage_faults(assign: Assign) -> Iterator[Fault]:
-    """Yield messages unless a plan's stages hold all layers in order, and a node of several is alone in each."""
+    """Yield a message for each fault in a plan's stages.
+
+    Together the stages must hold every layer once, in order. A node that is in several stages must be alone in each.
+    """
     stages = assign.stages
     yield _outside("the number of stages", len(stages), 1, MOST_STAGES)
     ends = [0, *(stage.last for stage in stages)]
@@ -242,7 +245,8 @@ def _layer_faults(kinds: Sequence[BlockKind], parallel_experts: bool) -> Iterato
 def _layout_fault(layout: RunLayout, wanted: RunShape, parts: str) -> Fault:
     """Return a message about a fault in a run's layout, or None.
 
-    Its units must be whole heads or `FFN_UNIT` neurons, have the parts `parts`, and add up to the model's vectors.
+    A unit must be whole heads, or `FFN_UNIT` neurons, and have the parts named in `parts`. All units together must have
+    `wanted.vectors` vectors, rounded up to whole units.
     """
     name, step, vectors = layout.name, wanted.step, wanted.vectors or 0
     widths = range(step, (_MOST if name in ("query_up", "query", "kv", "value", "key") else step) + 1, step)

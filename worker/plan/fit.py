@@ -32,11 +32,14 @@ class Tables:
     head: int = 0
     embedding: int = 0  # 0 if it shares the head's table
     predictor_bytes: int = 0  # predictors of other nodes' neurons
-    per_layer: int = 0  # what the embeddings of layers are made with; their table stays on disk
+    per_layer: int = 0  # memory for the embeddings of layers (`per_layer_bytes`); their table stays on disk
 
 
 def per_layer_bytes(table: BlockShape, projection: BlockShape) -> int:
-    """Return the bytes of memory that embeddings of layers take: the projection, and one unit of the table."""
+    """Return the bytes of memory that the master needs for the embeddings of layers.
+
+    In memory are the whole projection, and one unit of the table at a time. The table stays on disk.
+    """
     return projection.run("row").nbytes + table.run("row").unit_bytes + 4 * PAGE
 
 
@@ -138,7 +141,7 @@ def _page_bytes(node: NodePlan, hosted: HostShare) -> int:
 
 
 def computing_bytes(node: NodePlan) -> int:
-    """Return the bytes of activations per token, for the tokens that `node` computes at the same time."""
+    """Return the bytes of activations of one token while `node` computes it, in the layer that needs most."""
     config, neurons, passing = node.config, node.neurons, _passing(node)
     layers = {each: config.at_layer(layer) for layer, each in node.layer_heads.items()}  # one of each kind
     most = (token_bytes(own, each.heads, each.kv_heads, neurons, passing) for each, own in layers.items())
@@ -146,9 +149,9 @@ def computing_bytes(node: NodePlan) -> int:
 
 
 def passing_bytes(node: NodePlan) -> int:
-    """Return the bytes per token of a step in micro-batches, for the tokens that are waiting to be computed.
+    """Return the bytes that a token takes while it waits until its micro-batch is computed.
 
-    These are hidden states: of the step, of the micro-batch, of the result, and in transit between nodes.
+    These are copies of its hidden state: in the step, in the micro-batch, in the result, and in transit between nodes.
     """
     return 4 * node.config.hidden * (3 + _passing(node))
 
@@ -181,12 +184,11 @@ def kernel_room(node: NodePlan) -> CardMemoryNeed:
 
 
 def _passing(node: NodePlan) -> int:
-    """Return the number of arrays in transit that are as large as the hidden states x of a step.
+    """Return how many arrays as large as the hidden states x of a step exist in addition to those of computing.
 
-    They are in a sum, in messages with x, and between tiles.
-
-    The master queues x for each worker until the first sum. A worker has the frame that ZeroMQ received, and a copy.
-    Between stages x is sent, or received, as a copy and as a frame.
+    They are buffers of sums, a partial result if blocks are cut into tiles, and messages with x. The master queues x
+    for each worker until the first sum. A worker has the frame that ZeroMQ received, and a copy. Between stages x is
+    sent, or received, as a copy and as a frame.
     """
     tiled = len(tiles(node)) > len(node.blocks)
     sums = arrays_to_sum(node.collective, len(node.group)) + tiled + 2 * (not node.whole)

@@ -67,8 +67,9 @@ class OffloadPlan:
         chosen: the choice of the cost model.
         longest: tokens of the longest step that fits on the accelerators.
         ring_depth: segments in a ring at once, if more than `depth`.
-        chunked: True if a layer's streamed pieces are chunks: one call computes all chunks of experts, wherever they
-            lie, layers lie in the two halves of the ring in turn, and KV pages visit by micro-batch, not by layer.
+        chunked: True for a plan for batches, whose streamed pieces are chunks of a layer. One call then computes all
+            chunks of a block of experts, wherever they lie. Layers lie in the two halves of the ring in turn. KV pages
+            visit the accelerator by micro-batch, not by layer.
         host_kv_heads: KV heads per layer with keys and values in the host's memory; None means all.
         staged_bytes: bytes of host memory that collect keys and values on their way to or from the accelerator.
         other_bytes: bytes on the first accelerator for the mode's own memory, such as slots of experts.
@@ -157,7 +158,9 @@ class OffloadPlan:
         )
 
     def deepened(self, rooms: Sequence[int]) -> "OffloadPlan":
-        """Return the plan with rings of as many segments as fit: longer rings even out the pieces' sizes.
+        """Return the plan with the longest rings that fit, of at most 4 segments.
+
+        The longer a ring, the less it matters that pieces have different sizes.
 
         Args:
             rooms: bytes of memory that rings may take on each accelerator.
@@ -261,7 +264,10 @@ class OffloadPlan:
         return max((round_up(self._slots(layer)[-1].stop) for layer in self._passing), default=0)
 
     def _ring_of_halves(self) -> Ring:
-        """Return the ring for all streamed pieces: layers lie in its two halves in turn."""
+        """Return the ring for all streamed pieces: layers lie in its two halves in turn.
+
+        If the number of layers is odd, a cycle of the ring passes all layers twice, so that halves still alternate.
+        """
         layers = self._passing * (1 + len(self._passing) % 2)
         uses = [piece for layer in layers for piece in layer]
         offsets = [

@@ -64,9 +64,10 @@ class RecordPlan:
 
     @property
     def extra_bytes(self) -> int:
-        """Limit of the bytes that the plan takes in addition to the window's first placement.
+        """Upper bound of the bytes that the plan takes in addition to those of `first_placement`.
 
-        If reading on demand alternates with the plain window, the index is not included.
+        If reading on demand alternates with the plain window, slots use the window's memory. Then only the excess
+        counts, and the index is not included.
         """
         if self.plain_placement is None:
             return self.index_bytes + self.slots_bytes
@@ -74,7 +75,7 @@ class RecordPlan:
 
     @property
     def first_placement(self) -> Placement:
-        """Placement with which the window starts."""
+        """Placement with which the window starts: all neurons stream if the two ways alternate."""
         return self.plain_placement or self.placement
 
 
@@ -87,8 +88,8 @@ def read_by_neuron(case: Case) -> Candidate[RecordPlan] | None:
     """Return the plan for reading neurons on demand, or None if they should stream in a cycle or stay resident.
 
     The result is None if all weights fit into memory, if a layer has no predictor, if `--sparsity off` or `--window` is
-    given, or if the slots would hold too few of the neurons that a token needs. The latency of a read is measured,
-    unless a disk is given.
+    given, or if the slots would hold less than half of the neurons that a token needs. The latency of a read is
+    measured, unless `case.disk` is given.
 
     Raises:
         PlanError: if the plan does not fit into memory; names the memory that would suffice.
@@ -135,7 +136,10 @@ def _predicted(plan: NodePlan, blocks: Sequence[NodeBlock]) -> bool:
 
 
 def _tiles(block: NodeBlock) -> list[NodeSegment]:
-    """Return a block's neurons in small tiles, since memory of the ring is not available for slots."""
+    """Cut a block of neurons into small tiles, since a large ring would leave less memory for slots.
+
+    Attention and empty blocks stay whole.
+    """
     if block.kind == "attention" or not block.nbytes:
         return [NodeSegment(block, block.runs)]
     size = max(_LEAST_TILE, block.nbytes // _TILES)

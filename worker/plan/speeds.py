@@ -18,8 +18,9 @@ OF_DISK = 0.9  # fraction of the disk's speed that is left while all cores compu
 def speeds_of(plan: NodePlan, disk: DiskSpeed, block: int, budget: int, kernels: Kernels) -> Speeds:
     """Measure the memory of this node and return the speeds that placement needs.
 
-    Between two tokens the master computes the head and reads a row of the embedding, which waits for all reads in
-    flight. At the start and the end of a load too few reads are in flight for full speed, which costs half a read.
+    `turn` in the result is the time between two tokens. In it, the master computes the head and reads a row of the
+    embedding, and that read waits for all reads in flight. `start` is the time that a load loses because too few reads
+    are in flight at its start and end: half of one read.
 
     Args:
         plan: the node's part of the deployment.

@@ -70,8 +70,8 @@ def group_prefers(members: Sequence[GroupMember]) -> bool:
 def fastest_batch(members: Sequence[GroupMember], demanded: bool) -> int:
     """Return the number of sequences to compute at once so that the slowest node is fastest; 0 for no batches.
 
-    The number is at most that for which the nodes have KV pages now. Memory is counted as if the nodes would keep pages
-    for only that number of sequences, and use the rest for weights.
+    The number is at most that for which the nodes have KV pages now. Memory is counted as if the nodes had KV pages for
+    only that number of sequences.
 
     Args:
         members: all nodes of the group.

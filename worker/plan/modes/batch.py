@@ -130,9 +130,10 @@ def _bytes(found: Candidate[BatchSettings]) -> int:
 
 
 def _less(case: Case, found: Candidate[BatchSettings], nbytes: int) -> BatchPolicy | None:
-    """Return the policy of `found` with `nbytes` bytes fewer of resident weights.
+    """Return a policy that keeps fewer bytes on the accelerator than the policy of `found`.
 
-    If no weights are resident, remove one resident KV head instead. Return None if nothing may be removed.
+    Remove `nbytes` bytes of resident weights, or, if no weights are resident, one resident KV head. Return None if
+    nothing is left that may be removed.
     """
     settings = found.details
     policy, layer = settings.policy, settings.problem.layer
@@ -158,14 +159,15 @@ def _preferred(case: Case) -> bool:
 def with_policy(
     case: Case, asked: BatchProblem, policy: BatchPolicy, chunking: Chunking | None = None
 ) -> Candidate[BatchSettings]:
-    """Translate a policy into this node's pieces. The accelerator computes neurons and all products with weights.
+    """Return the plan that cuts this node's blocks into pieces as a policy of the roofline model says.
 
-    The policy's share of keys and values is rounded down to whole heads.
+    The accelerator computes neurons and all products with weights. The policy's share of keys and values on the
+    accelerator is rounded down to whole heads.
 
     Args:
         case: the node to plan for.
-        asked: the problem that the policy solves.
-        policy: the policy.
+        asked: the input of the roofline model.
+        policy: the policy, which solves `asked`.
         chunking: the chunks of a layer; by default as many as there are micro-batches.
     """
     plan = case.plan
@@ -206,7 +208,10 @@ def with_policy(
 
 
 def chunk_bytes(offload: OffloadPlan, chunking: Chunking) -> int:
-    """Return the size of the largest chunk in bytes (MoE-Lightning's weights paging, section 4.1)."""
+    """Return the most bytes that one copy over the link may have (MoE-Lightning's weights paging, section 4.1).
+
+    That is the size of a chunk of the layer that streams most, or of the largest chunk of experts if that is larger.
+    """
     chunks = (offload.pieces[at] for at in offload.streamed_pieces)
     largest = max((each.nbytes for each in chunks if each.block.kind == "experts"), default=0)
     return max(round_up(chunking.size(offload.layer_bytes)), largest)
@@ -252,7 +257,7 @@ def batches_allowed(plan: NodePlan, machine: NodeMachine, options: OffloadOption
 
 
 def _idle(plan: NodePlan, options: OffloadOptions) -> str:
-    """Return the name of a given flag that has no effect on batches; empty if there is none."""
+    """Return the name of a flag that the user gave and that has no effect on batches; empty if there is none."""
     if options.crossover is not None:
         return "crossover"
     return "window" if plan.options.window else ""
@@ -300,7 +305,11 @@ def batch_problem(
 
 
 def _within_blocks(machine: NodeMachine, plan: NodePlan) -> NodeMachine:
-    """Return the machine with the memory that is available: less a reserve for rounding, and within `--memory`."""
+    """Return the machine with the memory that a plan for batches may use.
+
+    The host's memory is at most `--memory`. A memory that host and accelerator share is halved. On the accelerator, six
+    pages of memory per block are left free, because sizes of pieces are rounded up to pages.
+    """
     device, memory = machine.accelerator, plan.options.memory or machine.memory
     if device is not None:
         room = min(device.memory, memory // 2) if device.shared else device.memory  # a shared memory is halved

@@ -33,10 +33,10 @@ from worker.plan.offload import MemoryRule, OffloadPlan
 from worker.plan.segments import NodeSegment
 from worker.shards.image import HeldBlock
 
-LONG = 32  # a step of at least so many tokens counts as part of a prompt, if both kinds are computed alike
-_MOST = 1 << 22  # MiB of a card's memory, an upper bound for the search
-_REPLAYED = 256  # most recorded steps that are replayed for a plan, which is done for many numbers of slots
-_USES = 4096  # most uses of blocks in such a replay
+LONG = 32  # a step of at least so many tokens counts as long, if long and short steps are computed in the same way
+_MOST = 1 << 22  # MiB; where the search for a sufficient --gpu-memory ends
+_REPLAYED = 256  # most recorded steps in a replay; a plan needs one replay for each number of slots that it considers
+_USES = 4096  # most uses of blocks in a replay
 _ALONE = 32 << 10  # bytes: expert slices of at least this size are read alone, without staging memory
 _IN_RAM = MemoryRule(
     True, "experts on demand come from memory", "give more --memory, or --pipeline performance"
@@ -129,7 +129,17 @@ def from_memory(case: Case) -> Candidate[CardSlots] | None:
 def _made(
     case: Case, problem: Problem, pieces: tuple[NodeSegment, ...], work: ExpertWork, found: DemandForecast
 ) -> tuple[OffloadPlan, CardSlots]:
-    """Translate a forecast into this node's pieces. The number of slots in the result is still 0."""
+    """Return the plan in which only `pieces` without routed experts are resident, and the sizes of its slots.
+
+    The number of slots in the result is still 0.
+
+    Args:
+        case: the node to plan for.
+        problem: the input of the cost model.
+        pieces: all pieces of the node, with routed experts in pieces of their own.
+        work: the routed experts, for the cost model.
+        found: the cost model's choice.
+    """
     routed = frozenset(number for number, segment in enumerate(problem.work.segments) if segment.routed)
     long = routed if found.offload.prompt != found.offload.decode else frozenset()
     crossover = demand_pays_until(problem, work, found) if long else LONG

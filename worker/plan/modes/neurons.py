@@ -71,7 +71,7 @@ class NeuronArenas:
     """The neurons of feed-forward blocks that lie on the accelerator. The host's memory holds all neurons."""
 
     setup: NeuronSetup
-    neurons: NeuronProblem  # solved by the placement; one layer per block of neurons
+    neurons: NeuronProblem  # the problem that `placement` solves; it has one layer for each block of neurons
     placement: NeuronPlacement
     predictors_on_accelerator: frozenset[
         int
@@ -190,13 +190,17 @@ def placed_bytes(predictor: Predictor) -> int:
 
 
 def _seconds(offload: OffloadPlan, arenas: NeuronArenas) -> tuple[float, float]:
-    """Return the expected seconds of the prompt, with all neurons on the host, and of the answer, with active ones."""
+    """Return the expected seconds of the prompt and those of the answer.
+
+    In the prompt the host computes all neurons. In the answer only active neurons are computed, on both sides.
+    """
     problem = offload.problem
     prompt = forecast(problem, offload.chosen).ttft
     segments = list(problem.work.segments)
     blocks = [number for number, piece in enumerate(offload.pieces) if piece.block.kind != "attention"]
     for number, seconds in zip(blocks, ffn_seconds(offload, arenas), strict=True):
-        as_bytes = int(seconds * problem.machine.host.read)  # bytes of weights that the host reads in this time
+        # the cost model knows bytes only: a block counts as the weights that the host reads in its time
+        as_bytes = int(seconds * problem.machine.host.read)
         segments[number] = replace(segments[number], nbytes=as_bytes, weights=0)
     sparse = replace(problem, work=replace(problem.work, segments=tuple(segments)))
     return prompt, problem.request.answer * step_seconds(sparse, offload.chosen, problem.step("decode")[0])

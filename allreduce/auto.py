@@ -37,7 +37,7 @@ class Auto(Group):
             self.groups[name] = getattr(import_module(module), kind)(spec, endpoints, self.transport)
         self.links: LinkTable | None = None
         self.choice: Choice | None = None
-        self._chosen: dict[int, Networked] = {}  # by number of values
+        self._chosen: dict[int, Networked] = {}  # the group that sums payloads of so many values
         self._cache = endpoints.links_cache
 
     def algorithm(self, values: int) -> str:
@@ -106,9 +106,12 @@ class Auto(Group):
         return cache.load(self._cache, cache.ends(self.spec)) if self._cache and self.rank == 0 else {}
 
     def _chosen_by(self, known: dict[cache.Pair, cache.CachedLink], work: Work, doubted: bool = False) -> Choice:
-        """Measure the links that are not `known`, or all links if `doubted`.
+        """Measure links, store them in the cache, and return the algorithms chosen for them.
 
-        Return the algorithms chosen for the links.
+        Args:
+            known: the links in the cache, which are not measured.
+            work: what a node computes between two sums of prefill.
+            doubted: True to measure the known links too, because sums took longer or shorter than they predict.
         """
         trusted = {} if doubted else {pair: one.link for pair, one in known.items()}
         self.links = measure_links(self.transport, trusted)
@@ -118,9 +121,10 @@ class Auto(Group):
         return replace(choice, links_age_s=max((one.age_s for one in known.values()), default=0.0) if trusted else 0.0)
 
     def _remembered(self, known: dict[cache.Pair, cache.CachedLink]) -> bool:
-        """Return True if an algorithm would be chosen by cached speeds of links that no later measurement confirmed.
+        """Return True if some `known` link was taken from the cache without ever having been confirmed.
 
-        The master decides and sends its answer to all nodes.
+        A link is confirmed if it was doubted, measured again, and found the same. The master decides, as only it has
+        the cache, and sends its answer to all nodes.
         """
         doubtful = [pair for pair, one in known.items() if not one.confirmed]
         return bool(share(self.transport, np.array([len(doubtful)], np.float32))[0])

@@ -21,7 +21,7 @@ from tpi.topology.links import Link
 
 FRESH_S = 24 * 3600.0
 _SOFTWARE = "software"  # the first word of the key of a group
-_LEAST_S = 1e-6  # an entry is positive
+_LEAST_S = 1e-6  # least stored seconds of software, since a stored value must be positive
 _SAME = 2.0  # two measurements of a link count as equal if they differ by at most this factor
 Pair = tuple[int, int]
 
@@ -83,9 +83,14 @@ def load(path: Path, ends: Sequence[str]) -> dict[Pair, CachedLink]:
 def save(
     path: Path, ends: Sequence[str], links: Mapping[Pair, Link], known: Mapping[Pair, CachedLink], doubted: bool = False
 ) -> None:
-    """Store in the file `path` the `links` between `ends` that are not `known`; if `doubted`, store all links.
+    """Store measured links in the cache. Errors are ignored, because the next start then measures again.
 
-    `doubted` says that known links were measured again. Errors are ignored, because the next start then measures again.
+    Args:
+        path: the file of the cache.
+        ends: the names of the nodes in the cache.
+        links: all links between these nodes, by indices into `ends`.
+        known: the links that were in the cache before. They are not stored again, unless `doubted` is True.
+        doubted: True if the known links were measured again. Those with the same result are marked as confirmed.
     """
     entries = _read(path)
     for (a, b), link in links.items():
@@ -106,14 +111,18 @@ def _write(path: Path, entries: Mapping[str, list[float]]) -> None:
 
 
 def save_software(path: Path, ends: Sequence[str], seconds: float) -> None:
-    """Store the seconds of software in a sum of one token between all of `ends`; errors are ignored as in `save`."""
+    """Store how many seconds a sum of one token between all of `ends` takes beyond what the links explain.
+
+    These are spent in software on the nodes. Errors are ignored as in `save`.
+    """
     _write(path, {**_read(path), f"{_SOFTWARE} {_key(*ends)}": [max(seconds, _LEAST_S), 1.0, time()]})
 
 
 def software(path: Path, ends: Sequence[str]) -> dict[int, float]:
-    """Return the seconds of software in a sum between some of `ends`, by the number of nodes.
+    """Return the seconds that sums were measured to take beyond what the links explain, by the number of nodes.
 
-    If several groups of equally many nodes were measured within a day, the latest measurement counts.
+    Only groups whose nodes are all in `ends`, and measurements of the last day, count. If several groups have the same
+    number of nodes, the latest measurement counts.
     """
     latest = dict[int, tuple[float, float]]()
     for key, (seconds, _, at, *_) in _read(path).items():

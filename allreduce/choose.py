@@ -27,7 +27,7 @@ _BUDGET_S = 1.0
 _PASSES = (2, 4)  # least and greatest number of passes; the fastest counts
 _SUMS = (2, 6)  # least and greatest number of sums timed in each pass
 _WORK_S = 0.1  # longest work between sums, in seconds, that is done for timing
-_ODD = 3.0  # remembered links have changed if a sum takes this many times more or less than predicted,
+_ODD = 3.0  # cached links have changed if a sum takes this many times as long as predicted, or the inverse,
 _ODD_S = 0.005  # and differs by more than this many seconds
 _PROBE = 4  # an n-th of the work is timed to estimate all of it
 
@@ -77,14 +77,19 @@ class Choice:
 def choose(
     groups: dict[str, Networked], links: LinkTable, decode_values: int, prefill_values: int, work: Work
 ) -> Choice:
-    """Return the algorithms for sums of both sizes, the same on all nodes.
+    """Return the fastest algorithms for decode and prefill sums, the same on all nodes.
 
     Every node calls this function and times sums. The master sends its times to all nodes, which decide by the master's
     times.
 
-    `work` is what a node computes between two sums of prefill. It matters because algorithms differ in how much CPU
-    time they leave to it. If it takes longer than `_WORK_S`, sums are timed without it, so that the start is not
-    delayed.
+    Args:
+        groups: a group for each algorithm, by the algorithm's name, all over the same connections.
+        links: the measured links, from which times are predicted.
+        decode_values: the number of values in a decode sum.
+        prefill_values: the number of values in a prefill sum.
+        work: what a node computes between two sums of prefill. It matters because algorithms differ in how much CPU
+            time they leave to it. If it takes longer than `_WORK_S`, sums are timed without it, so that the start is
+            not delayed.
     """
     names, (wire, transport) = list(groups), _common(groups)
     sizes = (decode_values, prefill_values, prefill_values // IN_FLIGHT)
@@ -100,10 +105,10 @@ def choose(
 
 
 def contradicts(predicted: Times, measured: Times) -> bool:
-    """Return True if the measured times of decode sums show that the links behind `predicted` have changed.
+    """Return True if the measured times of decode sums show that the links are no longer as `predicted` assumes.
 
-    Both are in seconds. All timed algorithms must differ in the same direction: other load on the machines delays only
-    some of them.
+    Times are in seconds. That is so only if all timed algorithms are much slower than predicted, or all much faster,
+    because other load on the machines delays only some of them.
     """
     timed = [(predicted[name][0], row[0]) for name, row in measured.items() if row[0] > 0]
     slower = [took > _ODD * said and took - said > _ODD_S for said, took in timed]
@@ -117,6 +122,12 @@ def _time_columns(
     """Time the algorithms that may be the fastest for each size.
 
     Return this node's seconds, float32 `[algorithms, sizes]`; 0 stands for algorithms that were not timed.
+
+    Args:
+        groups: a group for each algorithm, by the algorithm's name.
+        predicted: the predicted seconds of each algorithm, by size.
+        sizes: the numbers of values in a decode sum, in a prefill sum, and in half of a prefill sum.
+        work: what a node computes between two sums of prefill.
     """
     names = list(groups)
     pause = _seconds_of(work, groups[names[0]])
@@ -159,9 +170,9 @@ def _time(
 
 
 def _seconds_of(work: Work, group: Networked) -> float:
-    """Return the seconds of all of `work` on the slowest node, estimated from a part of it.
+    """Return the seconds of `work` on the slowest node, estimated from a quarter of it.
 
-    The result is equal on every node.
+    Every node must call this, because a sum exchanges their times. The result is equal on all nodes.
     """
     seconds = np.zeros(group.size, np.float32)
     work(_PROBE)  # warms up caches
@@ -182,7 +193,10 @@ def _row(group: Networked, values: F32, count: int, work: Work) -> float:
 
 
 def _row_of_halves(group: Networked, half: F32, count: int, work: Work) -> float:
-    """Return the mean seconds of `count` sums in a row, each in two halves; one half is always under way."""
+    """Return the mean seconds of `count` sums in a row, each in two halves.
+
+    While a node works on one half, the sum of the other half is under way.
+    """
     for _ in range(IN_FLIGHT):
         group.start(half)
     started = perf_counter()

@@ -13,8 +13,8 @@ from tpi.system.clocks import PAUSE_S, since_boot
 MISSING_S = 3.5  # seconds after which a message of a few kilobytes is late, unless earlier waits took long
 SLOWEST = 125e3  # lowest assumed bandwidth of a link, in bytes per second (1 Mbit/s)
 _LONGEST, _USUAL = 3, 16  # a message is not late before this many times the longest, and the usual, wait
-_WEIGHT, _FORGET = 0.1, 0.98  # weight of the last wait in the usual one; decay of the longest one per wait
-# longest time in seconds between two looks of one wait; a longer gap means that the thread is not waiting
+_WEIGHT, _FORGET = 0.1, 0.98  # weight of the last wait in the mean wait; factor by which each wait shrinks the longest
+# longest time in seconds between two calls of `look` during a wait; after a longer gap no thread is waiting
 _GAP_S = 0.45
 
 
@@ -46,7 +46,7 @@ class Lateness:
         self._looked = now
 
     def rank(self, now: float) -> int:
-        """Return the rank whose message this node waits for if it is late at time `now`, else -1."""
+        """Return the rank of the node that this node waits for if its message is late at time `now`, else -1."""
         limit = max(self.limit_s, _LONGEST * self.longest_s, _USUAL * self.usual_s)
         return self._rank if now - self._looked < _GAP_S and now - self._since > limit else -1
 

@@ -42,8 +42,9 @@ class Hops:
             connections: this node's connections to the other nodes.
             stages: the ranks of each stage, in ascending order.
             hidden: the number of values in a hidden state.
-            wire: the format of partial results. Short steps travel in f32 instead, so that a token has the same
-                bits as on one node. Long steps never travel in q8, which would lose as much precision as 4-bit weights.
+            wire: the wire format of partial results. Hidden states of long steps travel in it too, but in bf16 instead
+                of q8, which would lose as much precision as 4-bit weights. Hidden states of short steps travel in f32,
+                so that a token has the same bits as on one node.
         """
         rank, last = connections.spec.rank, len(stages) - 1
         everyone = range(connections.spec.size)

@@ -67,7 +67,10 @@ def share(transport: Transport, values: F32) -> F32:
 
 
 def plausible(claims: F32) -> F32:
-    """Return measured latencies and bandwidths `[..., 2]`, clipped to plausible ranges. NaN becomes the lower limit."""
+    """Return `claims` clipped to plausible ranges. NaN becomes the lower limit.
+
+    `claims` are the latencies in seconds and the bandwidths in bytes per second, `[..., 2]`, that nodes have sent.
+    """
     return np.clip(np.nan_to_num(claims, nan=0.0), *(np.array(bound, np.float32) for bound in PLAUSIBLE))
 
 

@@ -11,7 +11,10 @@ from tpi.errors import NodeLost, PlanError
 
 
 class Board:
-    """The memory in which the nodes of one process exchange partial results; `Endpoints.board` shares it."""
+    """The memory in which the nodes of one process exchange partial results.
+
+    Each node gets the same board as `Endpoints.board`.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size

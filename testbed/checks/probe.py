@@ -87,7 +87,7 @@ class HostProbe:
     def bandwidth(
         self, source: int, target: int, expected: float, seconds: float, lossy: bool, turns: float | None
     ) -> float:
-        """Return the bits per second at which a train of packets, sent at once, arrives at the other end.
+        """Send a train of packets at once, and return the bits per second at which it arrives at the other end.
 
         Datagrams are larger than the links' packets if possible, so that sending is much faster than any link.
 
@@ -97,8 +97,8 @@ class HostProbe:
             expected: approximate result.
             seconds: how long the train should take. The queues on the path must be able to hold it.
             lossy: the path loses packets, so that large datagrams would rarely arrive complete.
-            turns: one-way seconds of the path if it crosses a shared medium twice, else None. Then the whole train is
-                timed from its start, because its beginning comes out faster than its end.
+            turns: None, or, if the path crosses a shared medium twice, its one-way delay in seconds. On such a path the
+                first packets arrive faster than the last, so the time counts from the sending of the train.
         """
         self._round += 1
         largest = self._mtu - 28 if lossy else _LARGEST

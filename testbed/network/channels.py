@@ -49,7 +49,10 @@ class Emulator:
         return self.native.dropped
 
     def _along(self, source: str, target: str) -> list[int]:
-        """Return the channels of a path: for each hop, the link's own channel, then the shared media of its routers."""
+        """Return the channels that a packet from `source` to `target` passes, in order.
+
+        They are, for each hop, the channel of the link and then the shared media (Wi-Fi) of the routers at its ends.
+        """
         numbers = []
         for hop in self._topology.path(source, target):
             numbers.append(self._numbers[hop.source, hop.target])

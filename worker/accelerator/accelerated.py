@@ -142,10 +142,10 @@ class Accelerators:
         return self._pages.get(layer, self.host_pages)
 
     def begin(self, short: bool) -> None:
-        """Begin a step of the kind that `short` says.
+        """Begin a step, which is short or long.
 
-        If short and long steps stream different pieces, and the last step was of the other kind, wait for its
-        transfers.
+        If short and long steps stream different pieces, and the last step was not of the same kind, wait for its
+        transfers and change to the other rings.
         """
         for staged in self._staged:
             staged.begin()

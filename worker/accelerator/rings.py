@@ -77,7 +77,9 @@ class Rings:
         return sum(ring.stall_seconds for ring in self._all)
 
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
-        """Return a context manager that yields the bytes of `piece` on its accelerator, in a `short` or long step.
+        """Return a context manager that yields the bytes of `piece` on its accelerator.
+
+        `short` is True in short steps, since long steps may use another ring.
 
         Raises:
             WeightsError: if the piece could not be loaded; names the file.
@@ -120,10 +122,11 @@ class Rings:
         return RingSegment(name, part.nbytes, feed, card, streamed)
 
     def _feed(self, part: StreamedRange, device: Device, piece: int, slot: Bytes) -> None:
-        """Copy a piece from the window to its `slot` on `device`, in parts as the disk delivers them.
+        """Copy the weights `part` of the window to their `slot` on `device`.
 
-        Parts have about `piece` bytes, which was measured to be large enough for the link. A piece that is in host
-        memory is copied at once, since nothing else could use the link between two parts.
+        If the disk is still reading them, copy what has arrived whenever that is about `piece` bytes, a size with which
+        the link is almost as fast as it can be. If they are in host memory, copy them at once, since nothing else could
+        use the link between two copies.
         """
         at = 0
         for data in self._window.follow(part.number, piece):

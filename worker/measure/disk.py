@@ -15,7 +15,7 @@ _PIECE = 1 << 20  # bytes that are written at once
 
 
 def own_disk(cache: Path) -> float:
-    """Return the read rate of the disk of `cache` during computation, in bytes per second; measure it if unknown.
+    """Return the bytes per second at which the disk of `cache` is read while all cores compute; measure if not known.
 
     That takes about three seconds: the files in the cache are read or, if there are too few, a file is written first.
     Return 0 if the disk cannot be written or read.

@@ -9,7 +9,7 @@ from allreduce.transport import Transport
 from tpi.errors import NodeLost, UsageError
 from tpi.net.questions import AskLink, MeasuredLink
 
-REACH_S = 1.0  # for which a worker waits for the other one
+REACH_S = 1.0  # seconds that a worker waits for the other one
 _STEP = 1
 log = logging.getLogger(__name__)
 
@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 def measure_pair(asked: AskLink, endpoints: Endpoints) -> MeasuredLink:
     """Return the link between the two workers of `asked`, one of which is this one.
 
-    The workers form a group of two, with the number of the question as the session. No group of this node may wait for
-    messages during the measurement, because all groups receive from one socket. `endpoints.watch` can end the
-    measurement with an error.
+    Latency and bandwidth are 0 if the other worker is not reached. For the measurement, the two workers form a group of
+    their own, whose session number is `asked.number`. No other group of this node may wait for messages meanwhile,
+    because all groups receive from one socket. `endpoints.watch` can end the measurement with an error.
     """
     latency = rate = 0.0
     peers = tuple(Peer(peer.rank, peer.name, peer.address, peer.key) for peer in asked.peers)

@@ -33,7 +33,7 @@ def host_rates_allowed(kernels: Kernels, cache: Path, remeasure: bool = False) -
 
 
 def disk_rate(cache: Path) -> DiskRate | None:
-    """Return the read rate of the disk of `cache` during computation.
+    """Return how fast the disk of `cache` is read while all cores compute; measure it if it is not known.
 
     Return None if the cache has too few files to measure with.
     """
@@ -50,8 +50,8 @@ def machine_speed(kernels: Kernels, threads: int, cache: Path, remeasure: bool =
 
 
 def known_disk(cache: Path) -> float:
-    """Return the read rate of the disk of `cache` during computation, in bytes per second; 0 if it is not known yet.
+    """Return the bytes per second at which the disk of `cache` is read while all cores compute; 0 if not known yet.
 
-    Runs record it in the user's cache, whatever the cache of this worker is.
+    The speed is looked up in `cache` and then in the user's cache, in which runs record it.
     """
     return OF_DISK * (known_speed(cache, cache) or known_speed(cache, default_cache()))

@@ -1,8 +1,9 @@
 """The choice between two ways to compute a block: all neurons on the CPU, or active ones on accelerator and CPU.
 
-For each size of steps, `worker.neurons.judge.measure_limit` measures the share of neurons whose sparse product on the
-CPU takes as long as the product of all. As a ratio of two products on the CPU, it hardly depends on other load. The
-cost of all neurons is then the fitted cost (`scheduler.neurons.costs`) of that share.
+For each size of steps, `worker.neurons.judge.measure_limit` measures the *limit*: the share of neurons whose sparse
+product on the CPU takes as long as the product of all neurons. The limit is a ratio of two times on the CPU, so it
+hardly depends on other load. To compute all neurons then costs as much as this share of active neurons does by the
+fitted costs (`scheduler.neurons.costs`).
 """
 
 from collections.abc import Callable
@@ -27,7 +28,8 @@ class DenseFallback:
         self.dense = 0  # number of times that all neurons were computed
         self._limits: dict[int, float] = {} if limit is None else {0: limit}
         self._since: dict[int, int] = {}  # by size, consecutive choices of all neurons
-        self._unasked: dict[tuple[int, int], int] = {}  # by layer and size, steps since all were faster
+        # by layer and size: steps without a prediction since computing all neurons was faster
+        self._unasked: dict[tuple[int, int], int] = {}
 
     @property
     def known(self) -> bool:
@@ -66,9 +68,16 @@ class DenseFallback:
             self._unasked[layer, size_class(tokens)] = 0
 
     def prefers_active(self, there: int, here: int, neurons: int, lines: Lines | None, tokens: int = 1) -> bool:
-        """Return True to compute `there` active neurons on the accelerator and `here` on the CPU, not all `neurons`.
+        """Return True if a block should compute its active neurons on both sides, and not all neurons on the CPU.
 
-        `lines` has the fitted costs of such steps. While it is None, only the number of neurons on the CPU decides.
+        After `ASKED_AGAIN` results of False in a row for steps of this size, return True once, to measure again.
+
+        Args:
+            there: the number of active neurons on the accelerator.
+            here: the number of active neurons on the CPU.
+            neurons: the number of all neurons of the block.
+            lines: the fitted costs of such steps. None: compare `here` alone with the limit.
+            tokens: the number of tokens of the step.
         """
         size, everything = size_class(tokens), self.limit(tokens) * neurons
         if lines is None:

@@ -59,7 +59,11 @@ class HybridFfn:
         spec: the block with all its neurons.
         accelerator: the accelerator that computes the neurons in the arena.
         launch: starts a call on the accelerator.
+        arena: the slots on the accelerator, and the table that says which neurons are in them.
+        choose: predicts the active neurons.
         clock: times both sides, in seconds; an emulated accelerator has a clock of its own.
+        fallback: chooses between active neurons on both sides and all neurons on the host.
+        layer: the number of the layer.
         measured: returns the share of active neurons above which computing all neurons is faster on the host.
     """
 

@@ -62,7 +62,7 @@ class StepComparison:
 
     predicting_is_faster: bool | None = None  # True if predicting is faster; None until it is known
     chosen: int = 0  # neurons computed in steps that predicted
-    of: int = 0  # all neurons of those steps
+    of: int = 0  # neurons that those steps would have computed without predictions
     _took: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))  # seconds a token: all, predicted
     _step: int = 0
     _now: float = 0.0  # seconds per token of this step's blocks so far
@@ -100,7 +100,7 @@ class StepComparison:
 
 
 class SparsityJudge:
-    """Decides for each step whether a node computes only predicted neurons, by its measurements. Used by one thread."""
+    """A judge that decides for each step whether a node computes only predicted neurons. Used by one thread."""
 
     def __init__(self, mode: Mode, limit: float | None = None) -> None:
         """Create a judge; `limit` is the share of active neurons above which all are computed, None to measure it."""
@@ -131,7 +131,14 @@ class SparsityJudge:
         return self.costs.limit(tokens) is not None
 
     def measure(self, kernels: Kernels, spec: FfnSpec, data: Bytes, x: Input | None = None) -> None:
-        """Measure the limit for steps as long as `x` (or one token), with a block in memory, unless it is known."""
+        """Measure the limit for steps with as many tokens as `x`, unless it is known already.
+
+        Args:
+            kernels: the kernels to time.
+            spec: the block to measure with.
+            data: the block's weights.
+            x: the block's input; None: one token of zeros.
+        """
         tokens = 1 if x is None else x.shape[0]
         if not self.measured(tokens):
             self.costs.learn(tokens, measure_limit(kernels, spec, data, perf_counter, x))
@@ -152,7 +159,15 @@ class SparsityJudge:
             self._turns_of(tokens).note(seconds / tokens)
 
     def note_choice(self, chosen: int, of: int, predicting: float, seconds: float, tokens: int = 1) -> None:
-        """Record that a block computed `chosen` of `of` neurons, `predicting` of its `seconds` spent on prediction."""
+        """Record how many neurons a block with a prediction computed, and how long it took.
+
+        Args:
+            chosen: the number of neurons that were computed.
+            of: the number of neurons that could have been computed.
+            predicting: the seconds of the prediction.
+            seconds: the seconds of the prediction and the computation together.
+            tokens: the number of tokens of the step.
+        """
         self.chosen += chosen
         self.of += of
         if self._takes_turns(tokens):

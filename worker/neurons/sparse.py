@@ -77,9 +77,9 @@ class SparseNode:
         return chosen
 
     def measure(self, arrangement: Arrangement[Segment]) -> None:
-        """Measure the share of active neurons above which computing all neurons is faster.
+        """Measure the share of active neurons above which computing all neurons is faster, for steps of one token.
 
-        The first block with one segment is used; its weights must be in memory.
+        Measure it with the first block of `arrangement` that has one segment. Its weights must be in memory.
         """
         for segments, hold in zip(arrangement.blocks, arrangement.holds, strict=True):
             for segment in segments:

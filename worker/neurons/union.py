@@ -79,7 +79,11 @@ def union_of(score: Score, threshold: float, x: F32, most: float = inf) -> Union
 
 @dataclass
 class _Size:
-    """Measurements of steps of one size, in seconds per token and neuron of a layer."""
+    """Measurements of steps of one size.
+
+    `predicting` has the times of predictions, and `whole` those of computing all neurons, both in seconds per token and
+    neuron of a layer.
+    """
 
     limit: float | None = None
     predicting: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -97,7 +101,10 @@ class UnionCosts:
         self._sizes: dict[int, _Size] = {}
 
     def limit(self, tokens: int) -> float | None:
-        """Return the limit for steps of about `tokens` tokens; None if it is not measured yet."""
+        """Return the share of active neurons above which steps of about `tokens` tokens compute all neurons.
+
+        None if it was neither given nor measured yet.
+        """
         return self._given if self._given is not None else self._of(tokens).limit
 
     def learn(self, tokens: int, limit: float) -> None:
@@ -107,7 +114,8 @@ class UnionCosts:
     def should_predict(self, layer: int, tokens: int) -> bool:
         """Return True if a layer's neurons should be predicted in a step of `tokens` tokens.
 
-        Predict if predicting was faster the last time, or if the last time was `ASKED_AGAIN` steps ago.
+        Return True if by the measured times the last prediction saved more time than it took, if it was more than
+        `ASKED_AGAIN` steps ago, or if times are missing.
         """
         size, limit = self._of(tokens), self.limit(tokens)
         if layer not in size.shares or limit is None or not size.whole or not size.predicting:

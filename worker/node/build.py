@@ -61,7 +61,7 @@ def build_node(
         tables: the embedding and the head; on the master only.
         disk: replaces the real disk.
         host: replaces the real host device.
-        accelerator: accelerators that keep the weights that fit resident, and stream the others through their memory.
+        accelerator: the node's accelerators, with the options for their use; None without any.
 
     Raises:
         WeightsError: if a shard image cannot be read, or, with `verify_weights`, differs from its hashes.

@@ -36,7 +36,7 @@ _AFTER_HEADS = frozenset({Phase.ATTEND, Phase.OUTPUT})
 
 
 def _as_it_is(values: F32) -> F32:
-    """Return `values`: the sum over a single node."""
+    """Return `values` unchanged: their sum over a single node."""
     return values
 
 
@@ -75,7 +75,7 @@ class BlockLoop:
             group: the collective that sums partial results.
             kernels: the host's kernels, which add residuals.
             trace: records the spans of computations and sums.
-            check: gets each partial result of this node before it is summed.
+            check: called with each partial result of this node, and the block's name, before it is summed; may raise.
             division: divides steps into micro-batches and orders their tasks. None: halves, computed block by block.
         """
         self.blocks = blocks
@@ -88,9 +88,9 @@ class BlockLoop:
         self._kernels = kernels
         self._check = check
         self._division: Division = division or Halves(group)
-        self._flying = deque[tuple[MicroBatch, Block]]()  # of the sums under way, the oldest first
+        self._flying = deque[tuple[MicroBatch, Block]]()  # micro-batch and block of each sum under way, oldest first
         self._all = range(len(blocks))
-        self._chains: dict[range, Chain] = {}  # of the blocks of each pass; opened when first used
+        self._chains: dict[range, Chain] = {}  # a chain of the blocks of each pass; opened when first used
         self._names = [block.name for block in blocks]
 
     def forward(self, x: F32, batch: Batch, step: int, blocks: range | None = None) -> F32 | None:
@@ -239,8 +239,9 @@ class BlockLoop:
         return total is not None
 
     def _waits_for_nothing(self, x: F32, blocks: range) -> bool:
-        """Return True if `blocks` can run in one call, because the node waits neither for others nor for weights.
+        """Return True if `blocks` can run as a chain, which is one kernel call.
 
+        That is so if the node is alone and has all weights in memory, so that it waits for nothing between two blocks.
         Long steps run block by block: they can then report progress, and the overhead of Python is negligible.
         """
         return (

@@ -38,7 +38,10 @@ class MicroBatch:
         self._pending: list[Pending[F32]] = []
 
     def prepared(self, spec: BlockSpec, device: Device, host: Kernels) -> Input:
-        """Return the block's input in the form that this device's kernels take. The host applies the norm, once."""
+        """Return the block's input in the form that the kernels of `device` take.
+
+        The host's kernels, `host`, apply the norm, once for all devices.
+        """
         if device.kernels is host:
             return self._prepare(spec, host, self.x)
         return self._prepare(spec, device.kernels, self._prepare(spec, host, self.x))
@@ -62,8 +65,8 @@ class MicroBatch:
     def partial(self) -> F32:
         """Wait for all segments, and return the sum of their results, `[tokens, hidden]`.
 
-        Rows that the block before left to be summed come first. If the computation of a segment failed, its error is
-        raised.
+        If the block before left its partial result to be summed together with this one (`join` with `stacked`), its
+        rows come first. If the computation of a segment failed, its error is raised.
         """
         for result in wait_all(self._pending):
             self._sum(result)
@@ -74,9 +77,9 @@ class MicroBatch:
         return self._partial
 
     def join(self, stacked: bool = False) -> None:
-        """Go on to the next block with the same hidden states, and keep the partial result for that block's sum.
+        """Go on to the next block, which has the same input as this one and shares its sum over all nodes.
 
-        The next block's partial result is added to the kept one. If `stacked`, its rows are appended instead.
+        This block's partial result is kept. The next block's is added to it or, if `stacked`, appended as further rows.
         """
         partial = self.partial()
         if stacked:

@@ -150,7 +150,10 @@ class AttentionSegment:
             return ChainBlock(self.spec, data, residual, keys, values)
 
     def _then(self, part: MicroBatch, call: Callable[[Any], object]) -> None:
-        """Start `call` with the result of the phase before it. A device runs its calls in sequence."""
+        """Start `call` with the result of the phase before it, and keep its result for the next phase.
+
+        The call finds that result ready, because a device runs its calls in sequence.
+        """
         before: Any = part.phase_results.get(self)
         part.phase_results[self] = self.launch(lambda: call(before.wait() if before else None))
 

@@ -50,7 +50,7 @@ class RecordPlan:
     readers: int  # number of reader threads
     gap: int = USUAL_GAP
     min_read_bytes: int = 0
-    plain_placement: Placement | None = None  # while all neurons stream; None if the ways do not alternate
+    plain_placement: Placement | None = None  # of the plain window; None if the two ways do not alternate
 
     @property
     def slots_bytes(self) -> int:
@@ -75,7 +75,7 @@ class RecordPlan:
 
     @property
     def first_placement(self) -> Placement:
-        """Placement with which the window starts: all neurons stream if the two ways alternate."""
+        """Placement with which the window starts: that of the plain window if the two ways alternate."""
         return self.plain_placement or self.placement
 
 

@@ -50,7 +50,7 @@ Check = Callable[[Assign], None]  # raises an error if a plan is invalid
 IDLE: Plan = (0, 0)
 _F32_BYTES = 4
 _MOST_JOBS = 64  # limit of the queue; a well-behaved master has one step under way
-_MOST_STEPS = 2  # limit of queued tokens, in steps of the longest kind: the node's budget covers their memory
+_MOST_STEPS = 2  # limit of queued tokens, in steps of the greatest length: the node's budget covers their memory
 log = logging.getLogger(__name__)
 
 
@@ -86,7 +86,8 @@ class Compute:
         self._lateness = Lateness()
         self._build, self._check_plan = build, check
         self._post = post
-        self._hidden = self._longest = self._per_layer = 0  # of the running plan: sizes of a token, tokens of a step
+        # of the running plan: values of a hidden state, tokens of the longest step, values of all layers' embeddings
+        self._hidden = self._longest = self._per_layer = 0
         self._others = 0  # number of other nodes in the running plan
         self._at_once = 1  # the most steps in flight in the running plan
         self._first = True  # whether this node is in the first stage of the running plan

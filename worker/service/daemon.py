@@ -321,7 +321,10 @@ class Daemon:
         self._compute.put(Abort(master.session, master.epoch))
 
     def _answer(self, peer: bytes, message: object) -> bool:
-        """Send a message that may be lost: drop it if the queue is full. Return True if there is a connection."""
+        """Send a message to the connection `peer`; drop it if the connection's queue is full.
+
+        Return False if the connection does not exist any more.
+        """
         try:
             self._control.offer(message, peer)
         except UnreachableError:
@@ -345,7 +348,11 @@ class Daemon:
             self._outbox.popleft()
 
     def _delivered(self, message: object) -> bool:
-        """Send a message of the compute thread. Return True if it was sent or is obsolete."""
+        """Send a message of the compute thread. Return True if it was sent, or dropped because nothing can take it.
+
+        Return False if it must be tried again. It is dropped if its plan has ended, if the master's connection is gone,
+        or if too many messages wait.
+        """
         master = self._master
         plan = (getattr(message, "session", 0), getattr(message, "epoch", 0))
         if master is None or plan != (master.session, master.epoch):

@@ -11,7 +11,7 @@ from tpi.system.clocks import since_boot
 from tpi.text import NAME_CHARACTERS, plain
 from worker.profile import measure_machine
 
-_MOST_MEMORY = 1 << 60  # bytes that --memory may say: more than any machine has, less than a message can hold
+_MOST_MEMORY = 1 << 60  # largest --memory in bytes: more than any machine has, but small enough for a message
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,8 @@ class ServedNode(Protocol):
     def steady(self, other_waits: OtherWaits = NO_OTHER_WAITS) -> Steady | None:
         """Return whether the node waits for its disk, and which placement would end that; None if it streams nothing.
 
-        The computation may take seconds. `other_waits` has the waits for disks that are not for this node's blocks.
+        The call may take seconds. `other_waits` has the waits for disks, in seconds per token, that are not for this
+        node's blocks.
         """
 
     def close(self) -> None:

@@ -111,7 +111,8 @@ class ShardCache:
     def is_intact(self, path: Path, pieces: Sequence[Piece], token: str) -> bool:
         """Return True if `pieces` of the file at `path` match their hashes. The file may lie outside of the cache.
 
-        Success is remembered, together with `token`, until the file changes.
+        Success is remembered until the file changes, so that the next call with the same `token`, which identifies the
+        hashes, does not read the file.
         """
         key, stamp = f"{path.absolute()}#{token}", _stamp(path, token)
         if stamp is None or self._checked.get(key) == stamp:
@@ -200,7 +201,10 @@ class ShardCache:
             self._checked[self._key(path)] = stamp
 
     def _spare(self, blocks: Sequence[NodeBlock]) -> list[StoredImage]:
-        """Return the images and partial images that neither `blocks` nor other processes use; hold `change_lock`."""
+        """Return the images and partial images that neither `blocks` nor other processes use.
+
+        The caller must hold `change_lock`.
+        """
         used = self._uses.others()
         own = {path for block in blocks for path in (self._path(block), self._partial_path(block))}
         return [image for image in stored_images(self.root, but=own) if image.key not in used]

@@ -83,7 +83,7 @@ class PartialImage:
     def needs(self, within: UnitData | None = None) -> Iterator[Need]:
         """Yield requests for the missing units; each requests adjacent units of about `TRANSFER_BYTES` bytes.
 
-        `within` restricts the requests to the units of one answer.
+        If `within` is an answer of the master, request only units of that answer: those that arrived damaged.
         """
         missing = self.missing
         if within is not None:
@@ -103,7 +103,7 @@ class PartialImage:
         return sum(self.missing[need.run, unit].nbytes for unit in range(need.first, need.last))
 
     def accept(self, units: UnitData) -> int:
-        """Write the units that match their hashes, and return the number of missing units that do not.
+        """Write the units of an answer that match their hashes; return how many do not, and so are still missing.
 
         Raises:
             WeightsError: if the disk is full or failing; the partial image is then removed.

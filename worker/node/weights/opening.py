@@ -79,7 +79,10 @@ def open_weights(
 
 
 class _Opening:
-    """The windows, rings, resident segments and pages of a node, from which one of the methods makes its weights."""
+    """The windows, rings, resident segments and pages of a node, opened one after the other.
+
+    One of the public methods then combines them into the node's weights; which one depends on the node's mode.
+    """
 
     def __init__(
         self,
@@ -160,7 +163,10 @@ class _Opening:
         return open_sparse(self._plan, self._held, self._devices[0])
 
     def _streamed(self, records: "RecordPlan", sparse: "SparseNode") -> "DemandNeurons":
-        """Open the reader of single neurons, and load the most frequently active neurons, which stay resident."""
+        """Open the reader of single neurons, and fill its slots with the most frequently active neurons.
+
+        If neurons on demand alternate with the plain window, the slots are filled at the first change instead.
+        """
         from worker.demand.records.node import DemandNeurons
 
         window = self._window

@@ -68,9 +68,10 @@ class Sources:
 def arrange(
     visits: Visits, sources: Sources, open_one: Callable[[NodeSegment], Segment], waits: bool = False
 ) -> Arrangement[Segment]:
-    """Return the segments of every block, with their holds.
+    """Return the segments of every block, each with the context manager that yields its bytes.
 
-    `waits` is True if the units to compute are chosen during the step. The blocks then cannot run as one chain.
+    `waits` is True if the units to compute are chosen during the step. Only if it is False, and the host holds all
+    weights in memory, the blocks can run as a chain.
     """
     blocks = parts(visits, sources, open_one)
     hosted = all(segment.memory == "window" for block in visits for segment in block)

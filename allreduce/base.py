@@ -254,11 +254,14 @@ class Group(ABC):
 
     @abstractmethod
     def _allreduce(self, values: F32) -> Exchange:
-        """Return a generator that sums all nodes' `values`. Its result has their shape or is 1-D."""
+        """Return a generator that sums all nodes' `values`, and yields wherever it would wait for other nodes.
+
+        Its result has the shape of `values` or is 1-D.
+        """
 
     @abstractmethod
     def _reduce(self, values: F32) -> Exchange:
-        """Return a generator that sums all nodes' `values`. Its result is used on rank 0 only."""
+        """Return a generator like that of `_allreduce`, whose result is used on rank 0 only."""
 
 
 GROUPS = {  # module and class, imported when a group is opened

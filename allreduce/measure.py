@@ -18,7 +18,7 @@ _ROUND_TRIPS = 25  # or this many of the slowest round trips if that is longer
 _PINGS = 8
 _MESSAGES = 64  # limit of messages per pair
 _PROBE_VALUES = (1 << 12, 1 << 14, 1 << 16, 1 << 18)  # 16 KiB to 1 MiB
-PLAUSIBLE = ((1e-9, 1.0), (1e4, 1e13))  # accepted ranges of latency in seconds and of bytes per second
+PLAUSIBLE = ((1e-9, 1.0), (1e4, 1e13))  # least and greatest accepted latency in seconds and bytes per second
 _ENOUGH_S = 0.02  # a probe that takes this long measures the bandwidth well enough
 
 

@@ -21,9 +21,10 @@ _RESET_PEAK = "5"  # proc(5): set the peak to the memory that is resident now
 def measure_machine(
     cache: Path, threads: int, memory_limit: int, card: Card | None = None, speed: MachineSpeed | None = None
 ) -> Profile:
-    """Return the profile of the machine as it is now.
+    """Return the profile of the machine as it is now, for the master.
 
-    Sizes are in bytes. `threads` 0 means all cores, `memory_limit` 0 all free memory.
+    Sizes are in bytes. `threads` 0 means all cores, `memory_limit` 0 all free memory. `card` describes the accelerators
+    and `speed` the measured speeds; None without them.
     """
     cores = usable_cores()
     return Profile(

@@ -57,12 +57,12 @@ class TwoShot(Networked):
         return total
 
     def _scatter(self, values: F32, waves: Waves, number: int) -> None:
-        """Send each node its chunk of `values`."""
+        """Send each other node its part of `values` in every wave; `number` is the number of the first message."""
         parts = [(rank, number + index, values[wave[rank]]) for index, wave in enumerate(waves) for rank in self.others]
         self.box.send_all([((rank,), turn, part) for rank, turn, part in parts if part.size], self.code)
 
     def _collect(self, waves: Waves, number: int, total: F32) -> None:
-        """Receive the chunks of `total` that the other nodes summed."""
+        """Receive the parts of `total` that the other nodes summed; `number` is the number of the first message."""
         for index, wave in enumerate(waves):
             for rank in self.others:
                 if total[wave[rank]].size:
@@ -70,7 +70,7 @@ class TwoShot(Networked):
 
 
 def _waves(count: int, size: int) -> Waves:
-    """Return, for each wave, the part of its chunk that every node sums; together they cover `count` values."""
+    """Divide `count` values into waves, and each wave into one slice for each of `size` nodes, which that node sums."""
     whole = chunks(count, size)
     number = min(_MOST_WAVES, max(1, whole[0].stop // _WAVE_VALUES))
     return list(zip(*(_parts(chunk, number) for chunk in whole), strict=True))

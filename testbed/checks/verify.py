@@ -46,8 +46,8 @@ def verify(bed: Testbed) -> list[LinkMeasurement]:
     """Measure every pair's round trip, and the bandwidth into and out of every device. Return all measurements.
 
     Raises:
-        TestbedError: if a measurement is off by more than 10% in all of `ROUNDS` rounds; a round trip may be off by 0.3
-            ms in any case.
+        TestbedError: if a measurement is off by more than 10% in all of `ROUNDS` rounds. A round trip may be off by 0.3
+            ms even if that is more than 10%.
     """
     with HostProbe(bed.record) as probe:
         results: dict[tuple[str, tuple[str, str]], LinkMeasurement] = {}
@@ -101,7 +101,10 @@ def _round_trips(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | 
 
 
 def _bandwidths(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | None) -> list[LinkMeasurement]:
-    """Measure the bandwidth from each device to the next. This covers each device's own link in both directions."""
+    """Measure the bandwidth from each device to the next, the last one to the first.
+
+    This covers each device's own link in both directions. If `wanted` is not None, measure only the pairs in it.
+    """
     count = len(bed.topology.devices)
     results = []
     for pair in [(i, (i + 1) % count) for i in range(count) if count > 1]:

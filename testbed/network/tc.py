@@ -52,9 +52,10 @@ def kernel_requests(topology: Topology) -> list[KernelRequest]:
 
 
 def shaping(node: str, interface: str, link: HostLink, verb: str = "add") -> Iterator[KernelRequest]:
-    """Yield the queueing disciplines of the sending end of a link: tbf for its rate, netem for the rest.
+    """Yield the requests that shape the sending end of a link: tbf for its rate, netem for delay and loss.
 
-    netem takes microseconds and per cent. Its limit counts all packets, those under way and those in the queue.
+    netem takes microseconds and per cent. Its limit counts all packets, those under way and those in the queue. `verb`
+    is the command for `IPRoute.tc`.
     """
     parent: dict[str, Any] = {"parent": "ffff:ffff", "handle": "1:"}
     rate = link.bandwidth / 8

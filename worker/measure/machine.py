@@ -25,7 +25,7 @@ SAMPLES = PIECES[2:]  # sizes in bytes of the samples that a device may be measu
 _ROOM_FACTOR = 4  # free memory that a measurement requires, as a multiple of the sample
 _ROUNDS = 3  # calls of which the fastest counts
 _MEDIAN_ROUNDS = 7  # calls of which the median counts
-_MEMORY = 64 << 20  # bytes; more than the processor's caches hold
+_MEMORY = 64 << 20  # bytes to read for the rate of the host's memory; more than the processor's caches hold
 _HIDDEN = 1024
 _UNITS = 512  # units of 32 neurons in the largest sample: 50 million weights, more bytes than the caches hold
 _LEAST_UNITS = 8
@@ -167,9 +167,9 @@ def _operations(spec: FfnSpec) -> float:
 
 
 def _slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """Return the rate in bytes per second, without latency, from the smallest and the largest copy.
+    """Return the bytes per second of copies without their latency: the further bytes by the further time.
 
-    If both took the same time, return the rate of the largest copy.
+    Compare the first copy with the last, which is the largest. If they took the same time, return the rate of the last.
     """
     more, longer = sizes[-1] - sizes[0], seconds[-1] - seconds[0]
     return more / longer if more and longer > 0 else sizes[-1] / max(seconds[-1], 1e-9)

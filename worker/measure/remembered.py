@@ -46,7 +46,10 @@ class Remembered(Generic[T]):
 
 
 def host_rates(kernels: Kernels, cache: Path, remeasure: bool = False) -> Remembered[Rates]:
-    """Return the rates of the host with these kernels, without a processor quota: remembered, or measured now."""
+    """Return the rates of the host with as many threads as `kernels` has: remembered in `cache`, or measured now.
+
+    They are those without a processor quota. If `remeasure` is True, measure in any case.
+    """
     on = f"{_system()}, {usable_cores()} cores, {kernels.threads()} threads, {kernels.isa()}"
     return _remembered(cache, f"threads {on}", on, _read_host, lambda: measure_host(kernels), remeasure)
 
@@ -56,7 +59,8 @@ def device_rates(device: Device, cache: Path, remeasure: bool = False) -> Rememb
 
     A sample is as large as a quarter of the free memory allows, and rates are remembered for the size of the sample.
     Rates of larger samples are preferred, so that they do not depend on the memory that happens to be free. If no
-    sample fits, the result has the rates of a laptop's graphics chip, which are not remembered.
+    sample fits, the result has the rates of a laptop's graphics chip, which are not remembered. If `remeasure` is True,
+    measure in any case.
     """
     on, room = f"{device.name} under {_system()}", free_memory(device)
     known_by = f"{identity_of(device)} under {_system()}"

@@ -18,7 +18,7 @@ from worker.plan.speeds import OF_DISK
 def host_rates_allowed(kernels: Kernels, cache: Path, remeasure: bool = False) -> Remembered[Rates]:
     """Return the rates of the host within this process's current processor quota: remembered, or measured now.
 
-    The measurement uses as many threads as the quota can keep busy.
+    The measurement uses as many threads as the quota can keep busy. If `remeasure` is True, measure in any case.
     """
     wanted, allowed = kernels.threads(), allowed_cores()
     busy = min(wanted, max(1, ceil(allowed)))

@@ -18,7 +18,13 @@ class StepWatch:
     """A record of the steps of one token that a node computed, for comparison with the plan's prediction."""
 
     def __init__(self, problem: Problem, offload: Offload, doubt: Callable[[], None]) -> None:
-        """Start a record for the plan `offload`; `close` calls `doubt` if the steps contradict the prediction."""
+        """Start a record.
+
+        Args:
+            problem: the input of the cost model.
+            offload: the plan that the node runs, which the cost model chose for `problem`.
+            doubt: called by `close` if the steps contradict the prediction for that plan.
+        """
         work = replace(problem.work, head=TableWork())  # steps do not include the time of the head
         self._problem, self._offload, self._doubt = replace(problem, work=work), offload, doubt
         self._seen: list[tuple[int, float]] = []

@@ -112,7 +112,7 @@ class HybridFfn:
         return ChainBlock(self.spec, data, residual)
 
     def _measure(self, data: Bytes, part: MicroBatch) -> None:
-        """Measure the share of neurons above which computing all is faster, once for each size of steps."""
+        """Measure the share of active neurons above which all neurons are faster on the CPU, once per size of steps."""
         if (measured := self.measured) is not None:
             kernels = self.device.kernels
             self.fallback.limit(len(part.x), lambda: measured(data, part.prepared(self.spec, self.device, kernels)))

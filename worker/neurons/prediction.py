@@ -31,7 +31,12 @@ class Predictions:
     """The predictions of one node. Used by one thread."""
 
     def __init__(self, scorers: Mapping[int, Scorer], on_prediction: OnPrediction = ignore_prediction) -> None:
-        """Create predictions from `scorers` by layer, each of which scores all of the node's neurons of its layer."""
+        """Create predictions.
+
+        Args:
+            scorers: the predictor of each layer, by the layer's number; it scores all of this node's neurons there.
+            on_prediction: called with the number of a later layer and the neurons that were predicted for it.
+        """
         self._scorers, self._on_prediction = scorers, on_prediction
         self._later: dict[int, list[int]] = {}  # by layer, the later layers whose predictors run there
         for layer, scorer in scorers.items():

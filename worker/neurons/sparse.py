@@ -30,7 +30,12 @@ class SparseNode:
     """The state that a node's sparse blocks share. A `scheduler.weights.StepListener`."""
 
     def __init__(self, scorers: Mapping[int, Scorer], judge: SparsityJudge) -> None:
-        """Create the state from `scorers` by layer, each of which scores all of this node's neurons of its layer."""
+        """Create the state.
+
+        Args:
+            scorers: the predictor of each layer, by the layer's number; it scores all of this node's neurons there.
+            judge: decides whether a step predicts its neurons.
+        """
         self.judge = judge
         self.on_prediction: OnPrediction = ignore_prediction  # called with predictions of later layers
         self.records: RecordTier | None = None  # set if neurons are read from disk one by one

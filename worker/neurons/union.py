@@ -57,7 +57,11 @@ class Union:
 def union_of(score: Score, threshold: float, x: F32, most: float = inf) -> Union:
     """Predict the neurons that the tokens of `x` `[tokens, hidden]` activate, and return their union.
 
-    Stop when the pieces need more than the share `most` of the neurons on average.
+    Args:
+        score: the predictor.
+        threshold: the score from which a neuron counts as active.
+        x: the predictor's input.
+        most: share of the layer's neurons. Stop as soon as a piece needs more than that on average.
     """
     if len(x) == 1:
         scores = score(x)[0]

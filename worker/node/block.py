@@ -23,8 +23,8 @@ class Block:
         return None
 
     def predicted_units(self, parts: Sequence[MicroBatch]) -> tuple[int, Wanted] | None:
-        """Return the number of a later block and the units that it will need, to prefetch them; None if unknown.
+        """Return the number of a later block and the units that it will probably need, so that they are prefetched.
 
-        The block loop calls this when all weights of this block are in memory.
+        Return None if no units are predicted. The block loop calls this when all weights of this block are in memory.
         """
         return None

@@ -29,7 +29,11 @@ class RoutedBlock(Block):
         return _chosen(part.routed(self.spec.router, kernels, x))
 
     def predicted_units(self, parts: Sequence[MicroBatch]) -> tuple[int, Wanted] | None:
-        """Predict the next block's experts with its router and the current hidden states (about 80% are right)."""
+        """Return the number of the next block of experts, and the experts that it will probably need.
+
+        That block's router is applied to the hidden states before this block; about 80% of its choices are right. Return
+        None if there is no next block, for several micro-batches, and for long steps.
+        """
         following = self.following
         if following is None or len(parts) > 1 or len(parts[0].x) > STREAM_TOKENS:
             return None

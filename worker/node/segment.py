@@ -77,7 +77,10 @@ class Segment(Protocol):
         ...
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
-        """Return the segment as a block of a chain. The segment must have all units that this node has of the block."""
+        """Return the segment as a block of a chain: a sequence of blocks that one kernel call computes.
+
+        The segment must have all units that this node has of the block. `residual` is the block's residual connection.
+        """
         ...
 
 

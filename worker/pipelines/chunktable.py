@@ -57,7 +57,10 @@ def entries(parts: Sequence[NodeSegment], experts: int) -> Iterator[TableEntry]:
 
 
 def _cut(run: RunUnits, experts: int) -> list[int]:
-    """Return the number of units of each piece of a run."""
+    """Return the number of units of each piece of a run: a run of shared experts is one piece.
+
+    A run of routed experts is cut at the end of each expert; the model has `experts` of them.
+    """
     if run.name == "shared":
         return [len(run.units)] if len(run.units) else []
     return [len(part) for _, part in by_expert(run.units, run.layout.units // experts)]

@@ -122,7 +122,7 @@ def _others(place: Place) -> Iterator[Task]:
 
 
 def _neurons(place: Place) -> Iterator[Task]:
-    """Yield the tasks of a layer's blocks after attention, except the last sum."""
+    """Yield the tasks of the blocks after attention in a place's layer, except the sum of the last one."""
     (_, *others), part = place
     for block in others:
         yield from (Task(part, block, phase) for phase in Phase if phase is not Phase.SUM or block != others[-1])

@@ -104,7 +104,10 @@ class BatchAttention(AttentionSegment):
         return self.launch(project)
 
     def _attend_kept(self, kept: HeadRange, part: QueuedMicroBatch) -> Pending[F32]:
-        """Start the accelerator's attention for the heads that are resident on it; the host attends for the others."""
+        """Start the accelerator's attention for the heads `kept`, whose keys and values are resident on it.
+
+        The host computes attention for the other heads.
+        """
         before, kernels = part.phase_results[self], self.device.kernels
         with self.pages.hold(self.layer, part.batch) as (keys, values):
             return self.launch(lambda: _attended(kernels, kept, before.wait()[0], (keys, values, part.batch)))

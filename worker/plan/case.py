@@ -168,6 +168,10 @@ class Case:
 
         If weights are streamed, measure the speeds of the memory and of the disk first.
 
+        Args:
+            pieces: the pieces that lie in the host's memory or on its disk, in order of use.
+            hosted: the memory that these pieces and the host's KV pages take.
+
         Raises:
             PlanError: if the plan does not fit; names the memory that would suffice.
         """

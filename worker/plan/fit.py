@@ -131,7 +131,10 @@ def need(node: NodePlan, tables: Tables | None = None, hosted: HostShare | None 
 
 
 def _page_bytes(node: NodePlan, hosted: HostShare) -> int:
-    """Return the bytes of one page in host memory. Accelerators hold pages only of layers that are all alike."""
+    """Return the bytes of host memory that one KV page takes in all layers together.
+
+    Layers may have different numbers of heads only if the host holds the keys and values of all of them.
+    """
     dtype = node.options.kv_dtype
     if hosted.kv_layers is None and hosted.kv_heads is None:
         return sum(page_bytes(1, each.kv_heads, each.head_dim, dtype) for each in node.layer_heads.values())

@@ -224,7 +224,7 @@ class Daemon:
         self._answer(peer, hello)
 
     def _moved(self, join: Join) -> bool:
-        """Return True if the current master calls over a new connection, since its old one is dead.
+        """Return True if `join` comes from the current master, but over a new connection, since the old one is dead.
 
         This happens if this machine has moved to another network.
         """

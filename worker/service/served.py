@@ -83,7 +83,10 @@ class ServedNode(Protocol):
 
 
 def totals(session: int, epoch: int, figures: Figures, steady: Steady | None, dropped: int = 0) -> Stats:
-    """Return a node's figures as a message; `dropped` counts messages dropped elsewhere in the process."""
+    """Return a node's figures as a message for the master.
+
+    `dropped` is the number of messages that the process dropped in addition to those in `figures`.
+    """
     return Stats(
         session, epoch, figures.steps, figures.tokens,
         figures.weight_bytes, figures.resident_bytes, figures.planned_bytes, peak_rss(),

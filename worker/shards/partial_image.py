@@ -99,7 +99,7 @@ class PartialImage:
                 yield Need(self.block.id, part[0].run, part[0].unit, part[-1].unit + 1)
 
     def size_of(self, need: Need) -> int:
-        """Return the size in bytes of the answer to `need`."""
+        """Return the number of bytes of the units that `need` requests."""
         return sum(self.missing[need.run, unit].nbytes for unit in range(need.first, need.last))
 
     def accept(self, units: UnitData) -> int:

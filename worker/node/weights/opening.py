@@ -118,7 +118,7 @@ class _Opening:
         return OpenedWeights(weights, self._link)
 
     def with_neurons_chosen(self, sparse: "SparseNode") -> OpenedWeights:
-        """Return weights that the host holds and of which only the predicted active neurons are computed."""
+        """Return weights in the host's window, of which only the neurons that `sparse` predicts are computed."""
         long = arrange(self._residence.places.long, self._sources, self._open, waits=True)
         if self._window.kept is not None:
             sparse.measure(long)
@@ -135,7 +135,7 @@ class _Opening:
         return OpenedWeights(Weights(self._window, arrangement, steps=fetched), fetched=fetched)
 
     def with_neurons_read(self, records: "RecordPlan") -> OpenedWeights:
-        """Return weights of which the predicted active neurons are read one by one on demand."""
+        """Return weights whose predicted active neurons are read from disk one by one, into the slots of `records`."""
         assert self.sparse is not None  # a plan that reads single neurons has predictors
         streamed = self._streamed(records, self.sparse)
         tiles = parts(self._residence.places.long, self._sources, self._open)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def traced(device: Device, trace: NoTrace, name: str) -> Launch:
-    """Return a function that starts calls on an accelerator and records the duration of each as a span."""
+    """Return a function that starts calls on an accelerator and records each call as a span called `name`."""
 
     def launch(call: Callable[[], Any]) -> Pending[Any]:
         def spanned() -> Any:
@@ -46,9 +46,9 @@ def traced(device: Device, trace: NoTrace, name: str) -> Launch:
 class Sources:
     """All sources of segments of a node, for short or for long steps."""
 
-    window: Window  # of the host
-    kept: Sequence[Hold]  # of the segments that are resident in the memory of their devices
-    link: "Accelerators | None"  # the accelerators
+    window: Window  # the memory window of the host
+    kept: Sequence[Hold]  # holds of the segments that are resident in the memory of their devices
+    link: "Accelerators | None"  # the accelerators, which hold streamed segments in their rings
     short: bool = False  # True: for short steps
 
     def of(self, short: bool) -> "Sources":
@@ -81,7 +81,13 @@ def arrange(
 def parts(
     visits: Visits, sources: Sources, open_one: Callable[[NodeSegment], Segment]
 ) -> list[list[tuple[Segment, Hold]]]:
-    """Return the segments of every block, each with the context manager that yields its bytes."""
+    """Return the segments of every block, each with the context manager that yields its bytes.
+
+    Args:
+        visits: the segments to compute, by block in order of use.
+        sources: provide the bytes.
+        open_one: turns a segment of the plan into one that a device computes.
+    """
     return [[_opened(segment, sources, open_one) for segment in block] for block in visits]
 
 
@@ -147,9 +153,10 @@ def load_kept(
 
 
 def open_pages(plan: NodePlan, count: int, link: "Accelerators | None") -> Callable[[int, int], HeldPages]:
-    """Allocate `count` KV pages.
+    """Return a function that takes the number of a device and that of a layer, and returns the layer's KV pages there.
 
-    Return a function that takes the numbers of a device and a layer and returns their pages.
+    With accelerators (`link`), which have allocated all pages, the pages are theirs. Otherwise allocate `count` pages in
+    the host's memory.
     """
     if link is not None:
         return lambda device, layer: link.pages(layer) if device else link.host_pages

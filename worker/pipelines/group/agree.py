@@ -112,7 +112,7 @@ def _preferred(members: Sequence[GroupMember], problems: Sequence[BatchProblem])
 
 
 def _slowest(problems: Sequence[BatchProblem], policies: Sequence[BatchPolicy]) -> float:
-    """Return the seconds per sequence of the slowest node."""
+    """Return the predicted seconds per sequence of the slowest node, given each node's problem and its policy."""
     return max(seconds(problem, policy) / policy.batch for problem, policy in zip(problems, policies, strict=True))
 
 

@@ -264,7 +264,10 @@ def _idle(plan: NodePlan, options: OffloadOptions) -> str:
 
 
 def buffer_pages(plan: NodePlan, micro_batch: int) -> int:
-    """Return the largest number of KV pages of one micro-batch, which is the same on all nodes of a group."""
+    """Return the largest number of KV pages that one micro-batch may have, the same on all nodes of a group.
+
+    They are enough for `micro_batch` sequences of the expected length, and for one of the greatest length.
+    """
     usual, longest = pages_for(plan.options.request.tokens), pages_for(plan.options.context)
     return min(plan.options.pages, max(micro_batch * usual, longest + 1))
 
@@ -326,9 +329,10 @@ def _limits(options: OffloadOptions, agreed: GroupBatch | None, machine: NodeMac
 
 
 def prompt_chunk(plan: NodePlan, machine: NodeMachine) -> int:
-    """Return how many tokens of prompts to compute at once.
+    """Return the largest number of prompt tokens in a micro-batch.
 
-    The number is halved until their activations take at most 1/8 of the accelerator's memory, or of the host's.
+    Starting from the longest step, the number is halved until the activations of so many tokens take at most 1/8 of the
+    accelerator's memory, or of the host's memory without an accelerator.
     """
     chunk, token = min(plan.options.prefill_tokens, LONGEST_CHUNK), computing_bytes(plan)
     room = machine.accelerator.memory if machine.accelerator else machine.memory

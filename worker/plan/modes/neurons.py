@@ -207,7 +207,10 @@ def _seconds(offload: OffloadPlan, arenas: NeuronArenas) -> tuple[float, float]:
 
 
 def ffn_seconds(offload: OffloadPlan, arenas: NeuronArenas) -> Iterator[float]:
-    """Yield the expected seconds of each block of neurons: its predictor, then the slower of accelerator and CPU."""
+    """Yield the expected seconds of each block of neurons for one token, in order of use.
+
+    They are the time of the block's predictor, and then the time of the slower side, accelerator or CPU.
+    """
     neurons, machine, setup = arenas.neurons, offload.problem.machine, arenas.setup
     assert machine.accelerator is not None
     blocks = zip(neuron_blocks(offload.pieces), neurons.layers, arenas.placement.neurons, strict=True)

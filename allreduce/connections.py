@@ -49,7 +49,7 @@ class Connections:
             raise PlanError("a collective over the network needs a Net, and on workers a bound socket")
         self.spec = spec
         self._net = endpoints.net
-        self._dealers: dict[int, Socket] = {}  # by rank
+        self._dealers: dict[int, Socket] = {}  # sockets connected to higher ranks, by rank
         self._boxes: list[Mailbox] = []
         self._late = Deadlines(spec, endpoints.watch, endpoints.lateness, endpoints.awaited)
         spin_s = spec.spin_us * 1e-6

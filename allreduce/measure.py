@@ -23,7 +23,10 @@ _ENOUGH_S = 0.02  # a probe that takes this long measures the bandwidth well eno
 
 
 def rounds(size: int) -> list[list[tuple[int, int]]]:
-    """Return every pair of `size` ranks once, in rounds in which no rank is in two pairs (the circle method)."""
+    """Return rounds of pairs of ranks below `size`: every pair occurs once, and no rank is in two pairs of a round.
+
+    The circle method makes them.
+    """
     seats = [*range(size), *([-1] if size % 2 else [])]
     half = len(seats) // 2
     result = []
@@ -35,13 +38,19 @@ def rounds(size: int) -> list[list[tuple[int, int]]]:
 
 
 def measure_links(transport: Transport, known: dict[tuple[int, int], Link], seconds: float = LEAST_S) -> LinkTable:
-    """Return the links between all nodes. Every node must call this. Links in the master's `known` are not measured.
+    """Measure the links between all nodes, and return them together with the `known` ones. Every node must call this.
 
-    Takes at most max(`seconds`, 25 of the slowest round trips), plus one probe of the slowest link.
+    This takes at most `seconds`, or 25 of the slowest round trips if that is longer, and then one probe of the slowest
+    link.
+
+    Args:
+        transport: the messages of the group.
+        known: on the master, links that are not measured again, by the ranks of both ends; not used on workers.
+        seconds: limit of the time.
     """
     spec = transport.spec
     wanted = share(transport, _mask(spec.size, known)).reshape(spec.size, spec.size)
-    found = np.zeros((spec.size, 2), np.float32)  # latency and bandwidth of this node's links to higher ranks
+    found = np.zeros((spec.size, 2), np.float32)  # latency and bandwidth of the links that this node leads: to higher ranks
     turns = rounds(spec.size)
     number = transport.box.reserve(len(turns) * _MESSAGES)
     for turn, pairs in enumerate(turns):

@@ -85,5 +85,8 @@ PREDICTIONS: dict[str, Callable[[LinkTable, int, str], float]] = {
 
 
 def predict(name: str, links: LinkTable, count: int, wire: str) -> float:
-    """Return the seconds of one allreduce of `count` values with the algorithm `name`, if all nodes start together."""
+    """Return the predicted seconds of one allreduce with the algorithm `name`, if all nodes start it together.
+
+    `count` is the number of values, and `wire` the format in which partial results travel.
+    """
     return PREDICTIONS[name](links, count, wire) if links.size > 1 else 0.0

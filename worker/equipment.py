@@ -279,7 +279,10 @@ def _accelerator_setup(devices: Sequence[Device], figures: "NodeMachine", option
 def _emulated(
     devices: Sequence[Device], emulations: "Sequence[Emulation]", host: HostDevice, options: OffloadOptions
 ) -> Equipment:
-    """Return equipment whose host, disk and accelerators all run in emulated time."""
+    """Return equipment whose host, disk and accelerators all run in emulated time.
+
+    `emulations` has the emulation of each of `devices`. The first one also emulates the host and the disk.
+    """
     from scheduler.model.machine import emulated_node
     from scheduler.storage.timed import TimedDisk
 

@@ -31,8 +31,8 @@ class RoutedBlock(Block):
     def predicted_units(self, parts: Sequence[MicroBatch]) -> tuple[int, Wanted] | None:
         """Return the number of the next block of experts, and the experts that it will probably need.
 
-        That block's router is applied to the hidden states before this block; about 80% of its choices are right. Return
-        None if there is no next block, for several micro-batches, and for long steps.
+        That block's router is applied to the hidden states before this block; about 80% of its choices are right.
+        Return None if there is no next block, for several micro-batches, and for long steps.
         """
         following = self.following
         if following is None or len(parts) > 1 or len(parts[0].x) > STREAM_TOKENS:

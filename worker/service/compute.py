@@ -91,7 +91,7 @@ class Compute:
         self._others = 0  # number of other nodes in the running plan
         self._at_once = 1  # the most steps in flight in the running plan
         self._first = True  # whether this node is in the first stage of the running plan
-        self._queued = self._taken = 0  # tokens of steps, counted by the I/O thread and by the compute thread
+        self._queued = self._taken = 0  # tokens of all steps that the I/O thread queued; that the compute thread took
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._node: ServedNode | None = None
         self._running = IDLE
@@ -281,7 +281,10 @@ class Compute:
         return totals(*self._running, node.figures(), steady, self.dropped())
 
     def _check(self, done: int = 0) -> None:
-        """Raise CancelledError if the job's plan is no longer current. `done` counts the blocks or bytes loaded."""
+        """Raise CancelledError if the job's plan is no longer current.
+
+        `done` is the number of blocks or bytes loaded so far; if it has changed, `progress` grows.
+        """
         if done != self._done:
             self._done = done
             self._ticks += 1
@@ -333,7 +336,7 @@ class Compute:
 
 
 def _title(assign: Assign) -> str:
-    """Return a description of the plan's model, since a worker does not get the model's name."""
+    """Return a description of the plan's model for `tpi ls`, since a worker does not get the model's name."""
     config = assign.config
     return f"{config.family}-{config.layers}x{config.hidden}"
 

@@ -162,7 +162,10 @@ class Daemon:
             self._dropped += 1
 
     def _all_dropped(self) -> int:
-        """Return the number of messages dropped as malformed, stale or unexpected; called by the compute thread."""
+        """Return how many messages the control and weights planes dropped as malformed, stale or unexpected.
+
+        Called by the compute thread.
+        """
         return self._dropped + self._control.stats.malformed + self._weights.stats.malformed
 
     def _dispatch(self, peer: bytes, message: object) -> None:

@@ -35,7 +35,10 @@ class ConnectionLimit:
         self._listeners = _listeners(set(ports)) if _DESCRIPTORS.is_dir() else []
 
     def update(self) -> None:
-        """Stop accepting connections if there are too many, or start again. Call this several times a second."""
+        """Stop accepting connections if the process has too many descriptors or connections; start again if it has few.
+
+        Call this several times a second.
+        """
         used = _used() if self._listeners else 0
         connections = max(0, sum(one.count() for one in self.arrivals) - self.expected)
         if not self.shut and (used > self._most or connections > _MOST_CONNECTIONS):
@@ -44,7 +47,10 @@ class ConnectionLimit:
             self._turn(shut=False)
 
     def shut_if_crowded(self) -> None:
-        """Stop accepting connections if too many are open. Call this whenever one of `arrivals` has an event."""
+        """Stop accepting connections if too many are open on ports that require keys.
+
+        Call this whenever one of `arrivals` has an event, which is sooner than the next `update`.
+        """
         if sum(one.count() for one in self.arrivals) - self.expected > _MOST_CONNECTIONS and not self.shut:
             self._turn(shut=True)
 
@@ -70,9 +76,9 @@ class ConnectionLimit:
 
 
 def _limits() -> tuple[int, int]:
-    """Return the soft and the hard limit of descriptors.
+    """Return the soft and the hard limit on the process's descriptors.
 
-    If they are equal, lower the soft limit first, so that it can be raised when the gate is shut.
+    If they are equal, lower the soft limit first. It is raised again while no connections are accepted.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 1 << 20

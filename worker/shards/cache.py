@@ -74,10 +74,15 @@ class ShardCache:
     def open(
         self, blocks: Sequence[NodeBlock], progress: Progress = silent, model: str = ""
     ) -> dict[bytes, HeldBlock | PartialImage]:
-        """Return every one of `blocks` by its id: complete, or partial with the units found on this machine.
+        """Return the image of each of `blocks`, by the block's id: complete, or partial with the units found here.
 
-        No process removes these images until `release`, `close` or the next `open`. `model` is the name that `tpi ls`
-        shows.
+        Units are looked for in other images of the cache and in the packs given as `nearby`. No process removes these
+        images until `release`, `close` or the next `open`.
+
+        Args:
+            blocks: the blocks of the plan.
+            progress: called with the number of blocks done and of all blocks; may raise to cancel.
+            model: the name that `tpi ls` shows for new images.
 
         Raises:
             WeightsError: if the missing images do not fit on the disk, or if the plan is over the limit.
@@ -222,7 +227,11 @@ class ShardCache:
             )
 
     def _require_space(self, blocks: Sequence[NodeBlock]) -> None:
-        """Require disk space for the missing images; remove unused images to stay within the limit."""
+        """Remove unused images until the missing images of `blocks` are within the limit of the cache.
+
+        Raises:
+            WeightsError: if the disk has too little free space for them even then.
+        """
         needed = _total(block for block in blocks if not self._path(block).exists())
         needed -= sum(_allocated(self._partial_path(block)) for block in blocks)
         if needed <= 0 and (self._limit is None or self._limit.nbytes is None):

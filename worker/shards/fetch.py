@@ -10,8 +10,8 @@ from tpi.net.fields import IN_FLIGHT_BYTES
 from tpi.net.transfers import Missing, Need, Offer, Unavailable, UnitData
 from worker.shards.partial_image import PartialImage
 
-_SLICE_S = 0.1  # longest wait before `watch` is called again
-_QUIET_S = 45.0  # without an answer, before units are requested again; on a slow link an answer takes 8 s
+_SLICE_S = 0.1  # longest wait in seconds before `watch` is called again
+_QUIET_S = 45.0  # seconds without an answer after which units are requested again; on a slow link one takes 8 s
 _MOST_FLYING = 8  # limit of requests under way; below the high-water marks of the sockets
 _TRIES = 3  # limit of damaged answers for one block
 
@@ -20,9 +20,9 @@ Watch = Callable[[int], None]  # called with the bytes received so far
 
 
 class Fetcher:
-    """Requests missing units from the master over the weights plane.
+    """A worker's end of the weights plane, over which it requests missing units from the master.
 
-    The master offers a connection with an `Offer`, and again after each broken connection.
+    The master connects to the worker and sends an `Offer`; after a broken connection it connects and sends one again.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -65,7 +65,7 @@ class Fetcher:
         return transfer.received_bytes
 
     def tidy(self, master: bytes) -> None:
-        """Read the messages that arrived while nothing was fetched.
+        """Read the messages that arrived while nothing was fetched, and drop them, except offers of connections.
 
         Unread messages would keep the memory of closed connections in use.
         """
@@ -123,7 +123,7 @@ class Transfer:
         self._waiting = deque(need for partial in self._partials.values() for need in partial.needs())
 
     def next(self) -> Iterator[Need]:
-        """Yield the requests to send now, within the limits on requests and bytes under way."""
+        """Yield the requests to send now: as many as the limits on requests and bytes under way allow."""
         while self._waiting:
             need = self._waiting[0]
             size = self._partials[need.block].size_of(need)

@@ -16,7 +16,7 @@ def entries(cache: Path) -> list[Entry]:
 
 
 def discard(entry: Entry) -> bool:
-    """Remove the unused files of an entry; return False if a process uses some of its files.
+    """Remove the files of an entry that no process uses; return False if some files stay because a process uses them.
 
     Raises:
         OSError: if the disk cannot be written.
@@ -34,9 +34,10 @@ def discard(entry: Entry) -> bool:
 
 
 def keep_within(cache: Path, limit: CacheLimit, needed: int = 0) -> list[Entry]:
-    """Remove unused entries, least recently used first, until `needed` more bytes fit; return the removed entries.
+    """Remove unused packs and shards until `needed` more bytes fit within `limit`; return what was removed.
 
-    Pulled models stay, since they would have to be downloaded again. Packs whose source is gone stay too.
+    The least recently used go first. Pulled models stay, since they would have to be downloaded again. Packs whose
+    source is gone stay too.
 
     Raises:
         OSError: if the disk cannot be written.
@@ -70,7 +71,10 @@ def _shards(cache: Path) -> Iterator[Entry]:
 
 
 def _pack_names(cache: Path) -> dict[str, str]:
-    """Return the names of packs by the ids of their blocks. A shard image has only the id of its block."""
+    """Return the name of the pack that has each block, by the block's id.
+
+    A shard image says only the id of its block, so this is how its model is found.
+    """
     packs = cache / "packs"  # a pack may contain renumbered packs
     found = (path for form in ("[!.]*", "[!.]*/[!.]*") for path in packs.glob(f"{form}/*.safetensors"))
     return {path.stem: path.relative_to(packs).parts[0] for path in found}

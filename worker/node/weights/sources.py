@@ -155,8 +155,8 @@ def load_kept(
 def open_pages(plan: NodePlan, count: int, link: "Accelerators | None") -> Callable[[int, int], HeldPages]:
     """Return a function that takes the number of a device and that of a layer, and returns the layer's KV pages there.
 
-    With accelerators (`link`), which have allocated all pages, the pages are theirs. Otherwise allocate `count` pages in
-    the host's memory.
+    With accelerators (`link`), return the pages that these have allocated. Otherwise allocate `count` pages in the
+    host's memory.
     """
     if link is not None:
         return lambda device, layer: link.pages(layer) if device else link.host_pages

@@ -50,7 +50,7 @@ def measure_links(transport: Transport, known: dict[tuple[int, int], Link], seco
     """
     spec = transport.spec
     wanted = share(transport, _mask(spec.size, known)).reshape(spec.size, spec.size)
-    found = np.zeros((spec.size, 2), np.float32)  # latency and bandwidth of the links that this node leads: to higher ranks
+    found = np.zeros((spec.size, 2), np.float32)  # latency and bandwidth of this node's links to higher ranks
     turns = rounds(spec.size)
     number = transport.box.reserve(len(turns) * _MESSAGES)
     for turn, pairs in enumerate(turns):

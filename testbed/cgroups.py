@@ -72,7 +72,10 @@ def block_devices() -> list[str]:
 
 
 def limits(device: Host, disks: list[str]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the limits of a device: controller, file in version 1, file in version 2, text (`v1|v2` if they differ)."""
+    """Yield the limits of a device: controller, file in version 1, file in version 2, and the text to write.
+
+    A file is empty if its version has none for the limit. The text is `v1|v2` if the versions need different texts.
+    """
     if device.cpu is not None:
         microseconds, period = quota(device.cpu)
         yield "cpu", "cpu.cfs_period_us", "", str(period)

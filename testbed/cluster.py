@@ -31,7 +31,7 @@ class HostWorkerOptions:
     """Options for starting the workers.
 
     Attributes:
-        command: the command to run with the flags of `tpi worker`, in its place.
+        command: the command to run instead of `tpi worker`; it gets the same flags.
         cache: directory with one shard cache for each device, kept after the run. None: in the testbed's scratch
             directory.
         logs: directory with one log for each device, kept after the run. None: in the testbed's state directory.

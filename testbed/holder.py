@@ -71,7 +71,10 @@ def remove(folder: Path, record: TestbedRecord) -> None:
 
 
 def _enrol(folder: Path, record: TestbedRecord, topology: Topology, namespaces: list[int], mtu: int) -> TestbedRecord:
-    """Create cgroups and the scratch directory. First write the record of everything that may have to be removed."""
+    """Create the cgroups and the scratch directory of a testbed; return and store its complete record.
+
+    Before that, store a record of everything that may have to be removed, in case this process is killed.
+    """
     hierarchies, disks = find_hierarchies(), block_devices()
     group = f"tpi-{record.id}"
     names = [device.name for device in topology.devices]

@@ -46,7 +46,7 @@ class Tree(Networked):
         return self._up(values, self.box.reserve(1))
 
     def _up(self, values: F32, number: int) -> Exchange:
-        """Sum this node's subtree, send the sum to the parent, and return it. On the master it is the sum of all nodes."""
+        """Sum this node's subtree, send the sum to the parent, and return it. On the master it covers all nodes."""
         if not self._children:
             self.box.send(self._parent, number, values, self.code)
         yield

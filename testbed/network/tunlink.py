@@ -51,7 +51,10 @@ class TunLink:
             pass
 
     def compensate(self, seconds: float) -> None:
-        """Subtract `seconds` more from every delay, up to a total of `_MAX_COMPENSATION`."""
+        """Shorten every delay by `seconds` more, to make up for the time that this process adds.
+
+        In total, at most `_MAX_COMPENSATION` seconds are subtracted.
+        """
         wanted = max(self._link.compensation + seconds, 0.0)
         if wanted <= _MAX_COMPENSATION:
             self._link.compensation = wanted

@@ -64,9 +64,16 @@ class ExpertArena:
         recording: Recording | None = None,
         trace: NoTrace = OFF,
     ) -> None:
-        """Fill slots of the device's `memory` from `units` in the host's memory, over `queue`.
+        """Divide `memory` into slots, and fill them with experts.
 
-        `recording` is a recording of the model's routing; the experts that it uses most fill the slots at first.
+        Args:
+            device: the accelerator.
+            memory: a part of its memory.
+            units: the bytes of each expert in the host's memory.
+            costs: the times to compute and to copy an expert, by which `share` divides experts.
+            queue: copies experts to the device.
+            recording: a recording of the model's routing; the experts that it uses most fill the slots at first.
+            trace: recorder of copies.
 
         Raises:
             DeviceError: if an expert cannot be copied.
@@ -101,11 +108,10 @@ class ExpertArena:
         self._best: ReplayResult | None = None  # the last result of `best`
 
     def share(self, block: int, wanted: Mapping[int, int]) -> SharedHold:
-        """Hold the experts of a block that the accelerator should compute: cached experts, and experts to load now.
+        """Hold the experts of a block that the accelerator should compute; the CPU computes the others.
 
-        The CPU computes the others.
-
-        `wanted` has the number of tokens that use each expert.
+        They are the cached ones, and, in a short step, those that are copied now because that is faster than to compute
+        them on the CPU. `wanted` has the number of tokens that use each expert, by the expert's number.
         """
         keys = [(block, expert) for expert in wanted]
         self._gaps.asked(loads=True)

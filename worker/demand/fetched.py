@@ -52,7 +52,12 @@ class DemandExperts:
     def blocks(
         self, always: Sequence[Sequence[tuple[Segment, Hold]]], open_one: Callable[[NodeSegment], Segment]
     ) -> dict[int, DemandedBlock[Segment]]:
-        """Return the blocks of experts by number; `always` has the segments of each block that every step needs."""
+        """Return the blocks whose experts are loaded on demand, by block number.
+
+        Args:
+            always: of each block, the segments that every step needs, with their holds.
+            open_one: turns a segment of the plan into one that a device computes.
+        """
         units: dict[int, dict[int, NodeSegment]] = {}
         for (block, expert), segment in self._plan.units.items():
             units.setdefault(block, {})[expert] = segment

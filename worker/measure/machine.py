@@ -38,8 +38,8 @@ _processor_time = time.process_time  # processor time of all threads together
 def measure_host(kernels: Kernels) -> Rates:
     """Measure the rates of the host: memory reads, operations, and attention with every KV format.
 
-    This takes 0.2 seconds. The clock is the processor time of the threads. Otherwise the result would depend on other
-    processes, and on the part of a quota's period in which the measurement falls.
+    This takes 0.2 seconds. Times are processor time of the threads, not wall-clock time, so that neither other
+    processes nor a pause by a processor quota change the result.
     """
 
     def given() -> float:

@@ -24,7 +24,10 @@ class DenseFallback:
     """
 
     def __init__(self, limit: float | None = None) -> None:
-        """Set the `limit` for one token. While it is None, `prefers_active` compares costs without a limit."""
+        """Create a choice. `limit` is the limit for steps of one token; None: unknown until `learn` sets it.
+
+        Without any limit, `prefers_active` always prefers active neurons.
+        """
         self.dense = 0  # number of times that all neurons were computed
         self._limits: dict[int, float] = {} if limit is None else {0: limit}
         self._since: dict[int, int] = {}  # by size, consecutive choices of all neurons

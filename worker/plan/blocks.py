@@ -31,8 +31,8 @@ def attention_vectors(config: ModelConfig) -> dict[str, int]:
 def has_matching_kv_units(assign: Assign, layer: int, attention: BlockPlan) -> bool:
     """Return True if the node's KV units of a layer's attention are exactly the units that its query units attend to.
 
-    If heads come from latent vectors, the node must also have all units of the latent runs, and the rows of its
-    queries. A node without query units must have no KV units.
+    In a model with latent attention, the node must also have all units of the latent runs, and the rows of the run
+    `query_up` that its queries need. A node without query units must have no KV units.
     """
     config = assign.config.at_layer(layer)
     runs = {assign.layouts[run.layout].name: (assign.layouts[run.layout], run) for run in attention.runs}

@@ -76,7 +76,10 @@ class TurnsJudge(SparsityJudge):
         return "; ".join(filter(None, [self.skipped(trying=not said), *said]))
 
     def _count(self, size: int) -> None:
-        """Count a finished short step of the size class `size`, and decide once its turns are complete."""
+        """Count a finished short step of the size class `size`, and pick the faster way once its turns are complete.
+
+        If another size has become the most frequent lately, compare steps of that size from now on.
+        """
         self._lately.append(size)
         if size == self.size and size not in self._paid:
             if self.token % TURN >= WARM:

@@ -290,7 +290,7 @@ def expert_work(plan: NodePlan) -> ExpertWork | None:
 
 
 def split_pieces(pieces: Sequence[NodeSegment]) -> Iterator[NodeSegment]:
-    """Yield all pieces in order of use, for one card, with routed experts in pieces of their own."""
+    """Yield all pieces in order of use, assigned to the card, with routed and shared experts in different pieces."""
     block = None
     for piece in pieces:
         routed = tuple(run for run in piece.runs if run.name == "neuron")

@@ -167,9 +167,10 @@ def _operations(spec: FfnSpec) -> float:
 
 
 def _slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """Return the bytes per second of copies without their latency: the further bytes by the further time.
+    """Return the rate of copies in bytes per second, without their latency.
 
-    Compare the first copy with the last, which is the largest. If they took the same time, return the rate of the last.
+    It is the difference in size between the last copy, the largest, and the first, divided by the difference of their
+    times. If they took the same time, return the rate of the last copy.
     """
     more, longer = sizes[-1] - sizes[0], seconds[-1] - seconds[0]
     return more / longer if more and longer > 0 else sizes[-1] / max(seconds[-1], 1e-9)

@@ -239,7 +239,7 @@ def _bytes(array: npt.NDArray[np.generic]) -> Bytes:
 
 
 class _Nothing(QueuedTransfer):
-    """A save of no pages, which has already ended: the state of a buffer after an aborted step."""
+    """A save of no pages, which has already ended: the last save of a buffer from which nothing is being saved."""
 
     def __init__(self) -> None:
         """Create the transfer and run it."""

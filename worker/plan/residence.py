@@ -110,7 +110,7 @@ def residence_of(case: Case, chosen: Candidate[Any]) -> Residence:
 def memory_with_window(plan: NodePlan, tables: Tables | None, window: int, retain: int) -> int:
     """Return the `--memory`, in bytes, that a node needs with `--window` and `--retain`, and with the head in memory.
 
-    A window of `window` blocks is streamed, and one of every `retain` FFN blocks is resident.
+    The window has `window` blocks, and one of every `retain` FFN blocks is resident.
     """
     asked = replace(plan, options=replace(plan.options, window=window, retain=retain))
     return window_budget(need(asked, tables), window, retain, plan.options.prefill_tokens)

@@ -143,7 +143,11 @@ class NeuronAccelerated(Accelerators):
         return self.device.start if self._trace is OFF else traced(self.device, self._trace, name)
 
     def _layers(self, kept: Sequence[Bytes]) -> dict[int, ArenaLayer]:
-        """Return each layer's part of the arena, with the layer's records in the host's memory."""
+        """Return the input of the arena for each layer of neurons, by the layer's number.
+
+        It has the records of all neurons in the host's memory (`kept`, the segments of the window), how often each is
+        active, and which are in the arena at first.
+        """
         found: dict[int, ArenaLayer] = {}
         chosen = iter(self._neurons.placement.neurons)
         for block in self._places.long:

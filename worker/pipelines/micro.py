@@ -101,7 +101,7 @@ class QueuedMicroBatch(MicroBatch):
         self._later(settle)
 
     def arrive(self) -> F32:
-        """Wait for all queued calls, raise the first error, or return the hidden states, `[tokens, hidden]`."""
+        """Wait for all queued calls; return the hidden states, `[tokens, hidden]`, or raise the first error."""
         wait_all(self._moves)
         return self.x
 

@@ -76,7 +76,10 @@ class BatchAttention(AttentionSegment):
         return self._output(data, part) if Phase.OUTPUT in phases else None
 
     def squares(self, part: MicroBatch) -> F32:
-        """Return the sums of squares of this segment's queries and keys, for norms over all heads of all nodes."""
+        """Return the sums of squares of this segment's queries and keys, `[tokens, 2 * GROUP]`, after PROJECT.
+
+        They are needed for norms that span the heads of all nodes.
+        """
         if self.empty:
             return np.zeros((len(part.x), 2 * GROUP), np.float32)
         heads, _ = part.phase_results[self].wait()

@@ -50,15 +50,15 @@ class MemoryRule:
 class OffloadPlan:
     """The division of a node's work between the host and its accelerators.
 
-    Pieces are all of the node's pieces in order of use; numbers are indices of them. Each piece is assigned to the
-    accelerator `piece.device`: it is resident there, is streamed through that accelerator's ring, or is computed by
-    the host instead. A layer's keys and values lie on the accelerator of its attention, or in the host's memory.
+    The number of a piece is its index in `pieces`. Each piece is assigned to the accelerator `piece.device`: it is
+    resident there, is streamed through that accelerator's ring, or is computed by the host instead. A layer's keys and
+    values lie on the accelerator of its attention, or in the host's memory.
 
     Attributes:
-        pieces: all pieces.
-        resident: pieces that are resident on their accelerator.
-        long: pieces that are not resident and that steps of at least `crossover` tokens stream to the accelerator.
-        short: pieces that are not resident and that shorter steps stream to the accelerator.
+        pieces: all pieces of the node, in order of use.
+        resident: numbers of the pieces that are resident on their accelerator.
+        long: numbers of the other pieces that steps of at least `crossover` tokens stream to the accelerator.
+        short: numbers of the other pieces that shorter steps stream to the accelerator.
         crossover: the number of tokens from which a step counts as long.
         kv: where keys and values lie; "ram" if the host's memory has those of any head.
         depth: segments in a ring at once, and layers whose KV pages visit the accelerator at once.

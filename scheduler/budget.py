@@ -27,7 +27,7 @@ from tpi.pack.layout import BlockKind
 _AMPLE_CHUNK = 256  # tokens: longer steps save passes over the streamed weights, but compute hardly faster
 _SHORT_CHUNK = 32  # tokens: a prefill step is shorter than this only if the weights would not fit otherwise
 _CHUNK_SHARE = 8  # a chunk takes at most an eighth of the memory it shares with weights, or of the streamed bytes
-_STEPS = 8  # until the head fits, a budget grows by the head's missing bytes divided by this
+_STEPS = 8  # until the head fits, the budget grows by one part in so many of the head's missing bytes
 PROCESS = 7 << 20  # bytes that a process takes once it works: code, sockets, plans, hashes
 
 
@@ -180,8 +180,9 @@ def _least_weights(need: MemoryNeed, window: int, retain: int) -> tuple[int, int
 def _chunk(need: MemoryNeed, left: int, weights: tuple[int, int], longest: int, everything: int) -> int:
     """Return the tokens of the longest prefill step: `longest`, halved until it leaves enough for weights.
 
-    Activations take memory from weights, so each of their bytes is one more byte to stream for every token. A step
-    longer than `_AMPLE_CHUNK` is taken only if that adds little to the bytes that are streamed anyway.
+    Activations take memory from resident weights, so each of their bytes is one more byte to stream for every token.
+    Therefore a step is longer than `_AMPLE_CHUNK` only if its activations are few compared with the bytes that are
+    streamed anyway.
 
     Args:
         need: the node's needs.

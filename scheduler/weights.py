@@ -1,9 +1,9 @@
 """Weights as the block loop uses them: `with weights.hold(block, wanted) as segments`, then one segment at a time.
 
 Iterating over a hold yields the block's segments in order, each once it is in the memory of the device that computes
-it. A streamed segment may be overwritten as soon as the next one is requested. Each segment's own hold knows whether it
-is resident, streamed or on another device. A step's length may decide where it is computed, so a node has one
-*arrangement* of its blocks, or two.
+it. A streamed segment may be overwritten as soon as the next one is requested. Each segment has a hold of its own,
+which depends on whether it is resident, streamed or on another device. Long and short steps may be computed in
+different places, so a node has one *arrangement* of its blocks, or two.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence

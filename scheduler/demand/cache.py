@@ -158,8 +158,9 @@ class DemandCache:
     def share(self, keys: Sequence[Key], choose: ChooseCount) -> SharedHold:
         """Hold the loaded units of `keys` (of one block), and load as many of the others as `choose` says.
 
-        The remaining units are computed elsewhere. These units count as used, and are loaded while the tier below is
-        idle if the policy prefers them to a resident unit. The caller closes the hold. Errors are those of `hold`.
+        The caller computes the remaining units elsewhere. They count as used too. If the policy prefers them to a
+        resident unit, they are loaded while the tier below is idle. The caller closes the hold. Errors are those of
+        `hold`.
         """
         units = self._numbers(keys)
         self._note(units)
@@ -180,7 +181,7 @@ class DemandCache:
         return self._shared(ready, ready[:0], np.concatenate([coming, lacking]))
 
     def warm(self, keys: Sequence[Key]) -> None:
-        """Load `keys` before the first step, without counting these loads. Errors are those of `hold`."""
+        """Load the units `keys` before the first step, without counting these loads. Errors are those of `hold`."""
         for _, same in groupby(keys, key=lambda key: key[0]):
             with self.hold(list(same)):
                 pass

@@ -1,4 +1,4 @@
-"""A block whose units are loaded when tokens choose them: a `scheduler.weights.Demanded` for the block loop."""
+"""A block whose units, such as experts, are loaded when tokens choose them, as a `scheduler.weights.Demanded`."""
 
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import ExitStack

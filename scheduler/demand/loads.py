@@ -12,7 +12,7 @@ from typing import Protocol
 SAMPLES = 15  # number of recent gaps whose median is used
 _JUDGED = 16  # units that were read ahead: enough to judge hints by
 _REMEMBERED = 256  # units; with more, older ones count half
-_RETRY = 16  # one of so many hints is followed although hints have been wrong
+_RETRY = 16  # while most hints are wrong, one of so many is followed all the same
 _FEWEST = 3  # gaps that must have been seen before anything is read ahead
 _MOST_AHEAD = 64  # units that may wait to be read ahead; others are forgotten
 
@@ -89,10 +89,10 @@ class IdleTime(Protocol):
 
 
 class IdleUnlessDemanded:
-    """An `IdleTime` for a cache whose holds need not wait for loads: the tier is idle while no load is demanded.
+    """An `IdleTime` for a cache whose holds need not wait for loads (`DemandCache.share`).
 
-    A hold that finds a unit still loading can do without it. So a read-ahead delays only demand loads that are queued
-    behind it, by the time of one unit.
+    The tier below counts as idle while no demanded unit is loading. A hold can leave out a unit that is still being
+    read ahead. So a read-ahead delays only the demand loads that are queued behind it, by the time of one unit.
     """
 
     def __init__(self) -> None:

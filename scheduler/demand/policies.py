@@ -66,7 +66,7 @@ class Lfu:
     def __init__(self, units: int, half_life: float = np.inf) -> None:
         self._score, self._recent = np.zeros(units), Lru(units)
         self._growth = 2.0 ** (1 / half_life)
-        self._gain = 1.0  # score of a use now; it grows with time, which has the effect of ageing earlier uses
+        self._gain = 1.0  # what a use adds to a score now; it grows with time, so that earlier uses weigh less
 
     def begin(self) -> None:
         """Begin a step: earlier uses count less from now on."""

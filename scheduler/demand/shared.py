@@ -10,9 +10,10 @@ ChooseCount = Callable[[Sequence[Key], Sequence[Key]], int]
 
 
 class SharedHold:
-    """A hold of units of one block: units in `ready` are loaded, units in `loading` are loading in that order.
+    """A hold of units of one block, for a caller that computes the units in `left_out` elsewhere.
 
-    The units in `left_out` are not held and will not be loaded.
+    The units in `ready` are loaded; those in `loading` are being loaded, in this order. The units in `left_out` are not
+    held.
     """
 
     def __init__(

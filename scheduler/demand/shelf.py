@@ -82,9 +82,9 @@ class UnitShelf(PriorityShelf[np.int64]):
     ) -> tuple[tuple[Units, Units, Units], Sequence[Load]]:
         """Pin the `units` (of one block) that are loaded, and as many of the others as `choose` says.
 
-        Return the loaded units, the loading units, the units that are left out, and the loads to begin. Of the units
-        that are not loaded, pin loading units first, then units with the highest priority. Units that are left out are
-        read ahead.
+        Return the loaded units, the pinned units that are not loaded yet, the units that are left out, and the loads to
+        begin. Of the units that are not loaded, those that are already loading come first, then those with the highest
+        priority. Units that are left out are queued to be read ahead.
         """
         ready, coming, lacking = self.sorted(units)
         late = np.concatenate([coming, lacking[np.argsort(-self.policy.priority(lacking), kind="stable")]])

@@ -17,18 +17,18 @@ from tpi.errors import PlanError
 from tpi.pack.layout import BlockKind
 
 PAPERS_LAYER: tuple[BlockKind, ...] = ("attention", "ffn")  # TPI-LLM's layer: the default kinds of blocks
-_DEPTHS = (1, 2, 3, 4)  # three suffice in theory (scheduler.model.steady); a fourth absorbs slow reads
+_DEPTHS = (1, 2, 3, 4)  # blocks in a ring: three suffice in theory (scheduler.model.steady), four with slow reads
 _MOST_CHOICES = 24  # at most so many numbers of resident large blocks are compared
 _TOKENS = 4  # tokens simulated per choice
-_AS_GOOD = 1.03  # the deepest ring wins among choices up to so many times the best time, the timeline's error
+_AS_GOOD = 1.03  # of choices within this factor of the best time (the timeline's error), the deepest ring is taken
 
 
 @dataclass(frozen=True)
 class Speeds:
     """Speeds for which a placement is chosen; the defaults are a laptop's. Only their proportions matter.
 
-    A larger `turn` or `start` favours a ring of several blocks. With a ring of one block, every load finds the disk
-    idle, and nothing is loaded during the turn (the time between two tokens), because the ring is full by then.
+    A larger `turn` or `start` favours a ring of several blocks over a ring of one. With one block, every load finds the
+    disk idle, and nothing is loaded between two tokens, because the ring is full by then.
     """
 
     disk: float = 1e9  # bytes per second
@@ -121,8 +121,8 @@ def kinds_of(blocks: int, kinds: Sequence[BlockKind] | None) -> tuple[BlockKind,
 def _choices(sizes: Sequence[int], budget: int) -> Iterator[Placement]:
     """Yield the placements to compare.
 
-    For some ring sizes and numbers of resident large blocks, as many small blocks as still fit are resident too. Each
-    combination is yielded with every layout of the ring.
+    A placement has one of some ring sizes, one of some numbers of resident large blocks, and as many resident small
+    blocks as still fit. Each is yielded with every layout of the ring.
     """
     large, small = _two_kinds(sizes)
     empty = {block for block, size in enumerate(sizes) if not size}
@@ -148,7 +148,7 @@ def _evenly_spaced(items: Sequence[int], sizes: Sequence[int], room: int) -> lis
 
 
 def _largest_fitting(kept: set[int], sizes: Sequence[int], room: int) -> list[int]:
-    """Return further blocks that fit into the remaining `room` bytes, the largest first."""
+    """Return further blocks to make resident: those outside `kept` that fit into `room` bytes, the largest first."""
     found = []
     for block in sorted(set(range(len(sizes))) - kept, key=lambda block: -sizes[block]):
         if sizes[block] <= room:

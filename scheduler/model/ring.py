@@ -81,7 +81,7 @@ def smallest(blocks: Sequence[int], sizes: Sequence[int], depth: int) -> Ring:
 
 
 def _bump(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
-    """Lay out blocks one after the other, starting again at 0 with each cycle, and if the next block does not fit."""
+    """Lay out blocks one after the other; start again at 0 with each cycle, or when the next block does not fit."""
     offsets, at = [], 0
     for block in blocks:
         at = 0 if at + sizes[block] > size else at

@@ -17,7 +17,7 @@ from tpi.pack.layout import BlockKind
 _Number = TypeVar("_Number", int, float)
 
 _NO_STALL = 0.005  # waiting up to this share of the token time counts as none
-_SLOWER = 1.1  # a setting is advised for loads that take so many times as long as measured
+_SLOWER = 1.1  # an advised setting must not wait even if loads take so many times as long as measured
 _HALVINGS = 4  # steps of the bisection between the largest ring and all blocks resident
 _DEEPEST = 16  # the most blocks in memory that are tried
 _RINGS = (2, 3, 4, 6, 8, 12, 16)  # sizes of the ring that are tried, in blocks
@@ -26,9 +26,10 @@ _TOKENS = 24  # tokens simulated
 
 @dataclass(frozen=True)
 class Times:
-    """Mean seconds to compute and load a block of each kind, and of an allreduce; `layer` has a layer's kinds in order.
+    """Mean seconds to compute a block of each kind, to load it, and of an allreduce.
 
-    `tail` is the seconds between two tokens in addition to an allreduce. The propositions leave it out.
+    `layer` has the kinds of a layer's blocks, in order. `tail` is the seconds between two tokens in addition to an
+    allreduce; the propositions leave it out.
     """
 
     attention: float
@@ -63,8 +64,8 @@ class Times:
     def of(cls, costs: Costs, streamed: Collection[int] = (), kinds: Sequence[BlockKind] | None = None) -> "Times":
         """Return the mean times of measured `costs`, over the blocks of each kind.
 
-        Loads are averaged over the `streamed` blocks of a kind if there are any: resident blocks were loaded once, into
-        memory that had never been touched, which is slower. `kinds` is the kind of each block.
+        `kinds` is the kind of each block. If some blocks of a kind are `streamed`, only their loads are averaged.
+        Resident blocks were loaded once, into memory that had never been touched, which is slower.
         """
         kinds = kinds_of(len(costs.compute), kinds)
         ffn = [block for block, kind in enumerate(kinds) if kind == "ffn"]
@@ -99,7 +100,10 @@ def is_loose(times: Times) -> bool:
 
 
 def is_tight(times: Times) -> bool:
-    """Return True if each load is hidden behind the block before (proposition 4): a window of two never waits."""
+    """Return True if a block loads at most as long as the block before it computes and exchanges (proposition 4).
+
+    A window of two blocks then never waits.
+    """
     loads = times.loads[1:] + times.loads[:1]
     return all(busy + times.allreduce >= load for busy, load in zip(times.computes, loads, strict=True))
 
@@ -131,7 +135,10 @@ def least_resident(total: int, busy: float, speed: float) -> int:
 
 @dataclass(frozen=True)
 class SteadyReport:
-    """The verdict on a node: whether it waits for its disk, and which setting would end that; in seconds and bytes."""
+    """The verdict on a node: whether it waits for its disk, and the setting with which it would not wait.
+
+    The setting is advised even if the node does not wait. Times are in seconds, sizes in bytes.
+    """
 
     times: Times
     loose: bool  # `is_loose` (proposition 3)
@@ -143,7 +150,7 @@ class SteadyReport:
     window: int | None  # blocks in memory that reach the steady state; None: no number does
     retain: int | None  # with this window, one FFN block in every `retain` is resident; 0: none
     window_bytes: int | None  # memory that this setting takes
-    least_bytes: int | None  # memory for blocks that would end the waiting, if there is waiting and no such window
+    least_bytes: int | None  # if the node waits and `window` is None: memory for blocks with which it would not wait
 
 
 def judge_streaming(
@@ -155,18 +162,20 @@ def judge_streaming(
     kinds: Sequence[BlockKind] | None = None,
     other_waits: OtherWaits = NO_OTHER_WAITS,
 ) -> SteadyReport:
-    """Judge a placement by measured seconds per block.
+    """Judge whether a placement waits for the disk, by measured seconds per block, and advise a setting that does not.
 
-    The advised setting does not wait even if loads take a little longer than measured, once the other waits are gone.
+    If the placement waits, the advised setting allows for loads that take 10% longer than measured (`_SLOWER`). It is
+    calculated without the other waits.
 
     Args:
         placement: the placement in use.
         costs: the measurements of `MemoryWindow.costs`.
         history: the same costs for each of the last tokens (`MemoryWindow.history`).
         tiles: how many segments of the placement each block has; empty: one each.
-        planned: the placement before resident neighbours were joined, if any were; more memory would change this one.
+        planned: the placement before resident neighbours were joined; None: none were. The memory that would end the
+            waiting is calculated from its blocks.
         kinds: the kind of each block.
-        other_waits: other waits that the measured exchanges contain.
+        other_waits: waits that the measured exchanges contain and that are not for this node's blocks.
     """
     tiles, history = tiles or [1] * len(placement.sizes), history or [costs]
     net = other_waits.subtracted_from(costs)
@@ -205,10 +214,10 @@ def judge_streaming(
 def whole(
     costs: Costs, streamed: Collection[int], tiles: Sequence[int], sizes: Sequence[int]
 ) -> tuple[Costs, set[int]]:
-    """Return the costs per block and the numbers of the streamed blocks, combined from those of their segments.
+    """Return the costs of each block, and the numbers of the blocks that are at least partly streamed.
 
-    `tiles` has the number of segments of each block; `costs`, `streamed` and `sizes` refer to segments. A partly
-    resident block gets the load time that it would have if all of it were loaded at the speed of its streamed segments.
+    `tiles` has the number of segments of each block; `costs`, `streamed` and `sizes` are those of segments. The load
+    time of a partly resident block is scaled up from its streamed segments to the whole block, by bytes.
     """
     parts = list(_parts(tiles))
     load = []
@@ -227,15 +236,15 @@ def advise(
     waits: tuple[Set[int], int] | None = None,
     kinds: Sequence[BlockKind] | None = None,
 ) -> tuple[int, int, int] | None:
-    """Return the window, the retention (0: none) and the bytes that reach the steady state in the least memory.
+    """Return the window and the retention (0: none) that do not wait in the least memory, and this memory in bytes.
 
-    Return None if no setting reaches the steady state.
+    Return None if every setting waits.
 
     Args:
         sizes: bytes of each block.
         times: mean times of the node.
-        waits: the resident blocks and the ring's bytes of a placement that was measured to wait. A setting with no
-            other resident blocks and no larger ring is not advised, although its mean times may look sufficient.
+        waits: the resident blocks, and the bytes of the ring, of a placement that was measured to wait. A setting is
+            not advised if its resident blocks are all among these and its ring is not larger. None: no placement.
         kinds: the kind of each block.
     """
     longest = longest_retain(times)
@@ -255,16 +264,17 @@ def advise(
 
 
 def sufficient_ring(placement: Placement, speeds: Speeds, *faster: Speeds, measured: Costs | None = None) -> int:
-    """Return the bytes, for resident blocks and a ring, with which `place` finds a placement that does not wait.
+    """Return a budget, in bytes, with which `place` finds a placement that does not wait for the disk.
 
-    The result is at least the memory of `placement`. `place` will choose by speeds that are measured later, so the
-    bytes suffice whichever of the given speeds it chooses by.
+    The budget is for resident blocks and a ring, and at least the memory of `placement`. In the next run, `place` will
+    choose by the speeds measured then. Therefore its choice for each of the given speeds must not wait.
 
     Args:
         placement: the placement in use, or the planned one.
-        speeds: the slowest speeds to expect; waits are simulated with them.
-        faster: other speeds that `place` may choose by.
-        measured: measured seconds per block. If given, waits are also simulated with its compute and exchange times.
+        speeds: the slowest speeds to expect. Waits are simulated with them.
+        faster: further speeds for which `place` may choose.
+        measured: measured seconds per block; if given, waits are also simulated with its seconds for computing and
+            exchanging, and with loads at `speeds`.
     """
     sizes, costs = placement.sizes, speeds.costs(placement.sizes)
     likely = [costs]
@@ -302,14 +312,17 @@ def _waits(ring: Ring, costs: Costs) -> float:
 
 
 def _speeds(placement: Placement, costs: Costs, times: Times, blocks: int) -> Speeds:
-    """Return the mean measured speeds over all blocks."""
+    """Return the node's speeds for `blocks` blocks: computing as in `costs`, loads and allreduces as in `times`."""
     total, computing = sum(placement.sizes), sum(costs.compute)
     compute = total / computing if computing else float("inf")
     return Speeds(total / (times.load * blocks / len(times.layer)), compute, times.allreduce)
 
 
 def _longest_way(times: Times, window: int, first: int) -> float:
-    """Return the seconds from the start of block `first` in one layer to its start in the next, by the longest way."""
+    """Return the seconds from the start of block `first` in one layer to its start in the next layer.
+
+    They are the longest way in the graph of docs/steady-state.md, with `window` blocks in memory.
+    """
     around = [(first + at) % len(times.layer) for at in range(len(times.layer) + 1)]
     computes, loads = [times.computes[at] for at in around], [times.loads[at] for at in around]
     starts, loaded = [0.0], 0.0  # when each block starts; when the last load that waited for a release ends

@@ -36,14 +36,16 @@ class Costs:
 
 @dataclass(frozen=True)
 class OtherWaits:
-    """Seconds of a token spent waiting for a disk, except for this node's blocks. Measured exchanges contain them.
+    """Seconds per token that this node waits for a disk for other reasons than its own blocks.
+
+    The measured seconds of exchanges contain these waits.
 
     Attributes:
-        head: for the master's streamed head, between two tokens.
-        rows: for rows of the master's embedding, between two tokens; they are in memory only if all blocks are
-            resident.
-        tail: for another node, between two tokens.
-        others: for other nodes, during this node's allreduces.
+        head: the wait for the master's streamed head, between two tokens.
+        rows: the wait for rows of the master's embedding, between two tokens. The embedding is in memory only if all
+            blocks are resident.
+        tail: the wait for another node's disk, between two tokens.
+        others: the wait for other nodes' disks, during this node's allreduces.
     """
 
     head: float = 0.0
@@ -53,11 +55,11 @@ class OtherWaits:
 
     @property
     def own(self) -> float:
-        """Seconds that this node waits for its own disk."""
+        """Seconds per token that this node waits for its own disk, for the head and the embedding's rows."""
         return self.head + self.rows
 
     def subtracted_from(self, costs: Costs) -> Costs:
-        """Return `costs` without the time of these waits."""
+        """Return `costs` with exchanges that do not contain these waits."""
         exchange = list(costs.exchange)
         if not exchange:
             return costs

@@ -33,7 +33,7 @@ from tpi.trace import OFF, NoTrace
 ROOM_FIRST = 16  # neurons in a move before the cost of a move is known
 ROOM_MOST = 512  # most neurons in a move: the size of the host's staging buffer
 _SHARE = 0.8  # share of the time between two layers that copies may take
-_STEPS = 8  # latest steps that count for the pace
+_STEPS = 8  # number of the latest steps whose median is the pace
 
 
 class NeuronArena(Source):
@@ -93,7 +93,10 @@ class NeuronArena(Source):
     # called with the lock held
 
     def room(self) -> int:
-        """Return how many neurons may move now: as many as the link can copy until the next layer is computed."""
+        """Return how many neurons may move now, once per layer: as many as the link can copy in most of `pace`.
+
+        Return 0 if as many moves as `MigrationSettings.ahead` are queued or running.
+        """
         self._expects.append(self._clock())
         if self.slots.queued >= max(1, self.migration.ahead):
             return 0

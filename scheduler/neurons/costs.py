@@ -20,7 +20,7 @@ import numpy as np
 FIRST = 12  # samples of the first fit
 KEPT = 32  # latest samples used by later fits
 ALLOWED = 0.75  # Page's k, in deviations: half of the smallest drift to detect; less is noise
-ALARM = 9.0  # Page's h, in deviations: a larger sum means drift
+ALARM = 9.0  # Page's h, in deviations: a sum above it means drift
 _CLIPPED = 3.0  # largest deviation that one sample adds: one interrupted call is not a drift
 _LEAST_NOISE = 0.1  # smallest assumed deviation of log(measured / expected): few samples cannot show less
 _SPREAD = 0.25  # smallest distance of two samples that give a slope, as a share of the mean number of neurons
@@ -86,7 +86,7 @@ class FittedCost:
         return self._take(sum(counts) / len(counts), sum(times) / len(times))
 
     def _take(self, count: float, seconds: float) -> bool:
-        """Add a sample, fit the line again if that is due, and return True if the times have drifted."""
+        """Add a sample, fit the line again after a drift or enough new samples, and return True for a drift."""
         drifted = self.line is not None and self._alarm.add(
             self._usual + seconds, self._usual + self.line.seconds(count)
         )
@@ -112,7 +112,10 @@ class FittedCost:
 
 
 def _line(counts: np.ndarray, seconds: np.ndarray, before: LineCost | None) -> LineCost:
-    """Fit a line to the samples; if their counts are too similar for a slope, keep the start of `before`."""
+    """Return the line through samples of `counts` neurons that took `seconds`.
+
+    If the counts are too similar to determine a slope, the line has the `start` of `before`, or 0 if that is None.
+    """
     later, earlier = np.triu_indices(len(counts), 1)
     apart = np.abs(counts[later] - counts[earlier]) > _SPREAD * counts.mean()
     middle, typical = float(np.median(counts)), _midmean(seconds)

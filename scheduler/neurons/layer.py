@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class HeldNeurons:
-    """The division of a layer's active neurons for one call.
+    """The division of a layer's active neurons between the accelerator and the CPU, for one call of each.
 
-    The accelerator computes `neurons`, which lie in its `slots`; the CPU computes `cpu_neurons`. No move overwrites the
+    The accelerator computes `neurons`, which are in its `slots`; the CPU computes `cpu_neurons`. No move overwrites the
     slots until `release` or `cancel`.
     """
 
@@ -43,7 +43,10 @@ class LayerArena(PriorityShelf[np.int32]):
     """The slots of one layer in a `NeuronArena`."""
 
     def __init__(self, arena: "NeuronArena", layer: ArenaLayer, data: Bytes) -> None:
-        """Create empty slots in the memory `data`. If neurons do not migrate, the slots are filled only once."""
+        """Create the layer's empty slots in `data`, a part of the arena's memory on the accelerator.
+
+        If neurons do not migrate, the slots are filled only once.
+        """
         fixed = layer.fixed if arena.migration.migrate else layer.slots
         self.layer, self.data = layer, data
         self.importance = NeuronImportance(layer.frequency, arena.migration.weight)

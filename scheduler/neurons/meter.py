@@ -43,7 +43,10 @@ class NeuronMeter:
                 self._say(f"{side} drifted{of}: {_said(before)} before, {_said(cost.line)} now")
 
     def thresholds(self, shares: NeuronShares) -> None:
-        """Write the two thresholds in `shares` to the trace if they differ from the last thresholds written."""
+        """Write the two thresholds of `shares` to the trace if they differ from the last ones written.
+
+        Thresholds are rounded to multiples of `_STEP`.
+        """
         now = _told(shares.accelerator_threshold), _told(shares.cpu_threshold)
         if now != self._told:
             self._told = now

@@ -7,13 +7,13 @@ from scheduler.neurons.importance import LAMBDA
 
 @dataclass(frozen=True)
 class MigrationSettings:
-    """Settings of neuron migration. The defaults are `--sparsity dynamic`; with both booleans False, `static`.
+    """Settings of neuron migration. The defaults are those of `--sparsity dynamic`; `static` has both booleans False.
 
     Attributes:
         migrate: True if neurons migrate to the accelerator.
         weight: lambda of their importance; with 0, only the predictions for the current token count (the micro cache).
         balance: True if accelerator and CPU get separate thresholds.
-        ahead: most moves in progress at once: the number of layers that predictions look ahead.
+        ahead: the most moves in progress at once, which is how many layers ahead neurons are predicted.
     """
 
     migrate: bool = True

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scheduler.slots.table import F64, I32, SlotTable
 
 I64 = npt.NDArray[np.int64]
-LEAST_GAIN = 0.25  # importance per moved neuron; a move that gains less is not worth its copy
+LEAST_GAIN = 0.25  # importance, per moved neuron, that a move must gain to be worth its copy
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +32,16 @@ class NeuronMove:
 def choose_move(
     table: SlotTable[np.int32], values: F64, predicted: I32, room: int, least_gain: float = LEAST_GAIN
 ) -> NeuronMove | None:
-    """Return the move of at most `room` neurons that gains the most importance, or None if no move gains enough.
+    """Return the move that gains the most importance, or None if no move gains enough.
 
-    `values` is the importance of every neuron, `[neurons]`. Only neurons in `predicted` without a slot move.
+    The gain is the importance of the moved neurons, less that of the neurons in the overwritten slots.
+
+    Args:
+        table: the slots of the layer.
+        values: the importance of every neuron, `[neurons]`.
+        predicted: the neurons predicted for the current token; those without a slot may move.
+        room: the most neurons that may move.
+        least_gain: importance that each moved neuron must gain on average.
     """
     lacking = table.missing(predicted)
     lacking = lacking[np.argsort(-values[lacking], kind="stable")][: max(0, room)]

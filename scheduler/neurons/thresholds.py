@@ -1,13 +1,13 @@
 """Separate thresholds for accelerator and CPU that balance their load within the error of one common threshold.
 
 A predictor's score z stands for the probability p = 1 / (1 + exp(-z)) that a neuron is active (DynamicInfer, its loss).
-The error of a threshold is the sum of p over all scores below it. A lower threshold of the accelerator reduces the
-error; the CPU's threshold may then rise until it adds as much error:
+The error of a threshold is the sum of p over all neurons that it leaves out: those with lower scores. A lower threshold
+of the accelerator reduces the error; the CPU's threshold may then rise until it adds as much error:
 
     Err(theta_g, theta_c) <= Err(theta)     while     max(t_gpu N_gpu, t_cpu N_cpu + t_sync)     becomes less
 
-(DynamicInfer, design 3.) The choice is greedy: the faster side adds its highest scores, the slower side drops its
-lowest. Either side can be the slower one.
+(DynamicInfer, design 3.) The choice is greedy: the side that would finish first adds the neurons with its highest
+scores below the threshold, and the other side drops the neurons with its lowest. Either side can be the slower one.
 """
 
 from dataclasses import dataclass
@@ -39,19 +39,19 @@ class NeuronShares:
 
 
 def plain_shares(scores: F32, threshold: float, there: Marks) -> NeuronShares:
-    """Divide the neurons whose score reaches `threshold`; neurons marked in `there` are on the accelerator.
+    """Divide the neurons whose score reaches one `threshold` among the two sides by where they are.
 
-    `scores` and `there` are `[neurons]`.
+    `scores` are the predictor's, `[neurons]`. `there` is True for neurons that are on the accelerator, `[neurons]`.
     """
     active = scores >= np.float32(threshold)
     return NeuronShares(_numbers(active & there), _numbers(active & ~there), threshold, threshold)
 
 
 def balanced_shares(scores: F32, threshold: float, there: Marks, accelerator: LineCost, cpu: LineCost) -> NeuronShares:
-    """Divide neurons by the two thresholds with which both sides finish earliest, or by `threshold` if as fast.
+    """Divide neurons by two thresholds, chosen so that the side that finishes last finishes as early as possible.
 
-    `accelerator` and `cpu` are the costs of computing neurons on each side. The other arguments are those of
-    `plain_shares`.
+    If no two thresholds are faster than `threshold` alone, divide the neurons as `plain_shares` does. `accelerator`
+    and `cpu` are the costs of computing neurons on each side. The other arguments are those of `plain_shares`.
     """
     before = plain_shares(scores, threshold, there)
     times = accelerator.seconds(len(before.on_accelerator)), cpu.seconds(len(before.on_cpu))
@@ -78,7 +78,10 @@ def balanced_shares(scores: F32, threshold: float, there: Marks, accelerator: Li
 def _exchange(
     scores: F32, threshold: float, fast: Marks, slow: Marks, quick: LineCost, tardy: LineCost
 ) -> tuple[I32, I32]:
-    """Return the neurons that the faster side adds and the slower side drops for the earliest finish of both."""
+    """Return the neurons that the faster side adds and those that the slower side drops; empty if nothing is gained.
+
+    `fast` and `slow` mark the neurons of either side, `[neurons]`; `quick` and `tardy` are the costs of the two sides.
+    """
     active = scores >= np.float32(threshold)
     spare = _numbers(fast & ~active & (scores > np.float32(threshold - _FAR)))
     load = _numbers(slow & active)

@@ -58,20 +58,20 @@ class SlotCache(Generic[S]):
     1. **Lock.** One lock guards shelves, queues and counts. Sources run without it.
     2. **In use.** A slot that is pinned or loading keeps its unit. Nothing writes to a pinned slot that is loaded.
     3. **Pin.** A hold pins all of its units first, then has missing units loaded, then waits for its own units only. If
-       there is no room, it waits for loads that nothing pins; if these give no room either, it is refused.
-    4. **Expect.** A prediction is pinned like a hold, if there is room; else it is ignored. The next hold or prediction
-       of the shelf, or `abandon`, ends it.
+       there is no room, it waits until unpinned loads end and free their slots. If there is still no room, the hold is
+       refused.
+    4. **Expect.** The units of a prediction are pinned like those of a hold if there is room; else the prediction is
+       ignored. It ends with the next hold or prediction of the shelf, or with `abandon`.
     5. **Demand first.** Loads that a hold waits for begin before read-ahead. A hold of expected units turns their
        read-ahead into demand. If nothing is queued, `spare` may give a load. Each lane (link) has its own order.
-    6. **Failure.** The error of a failed load is raised by each hold that waits for it. The next hold loads again: with
-       its last pin a failed slot is emptied, and a hold that pins a failed slot loads it. A load ahead that failed
-       before its hold is therefore made once more. `raise_failure` tells of the last failure, for memories in which no
-       hold may wait for a load.
-    7. **Release.** With devices, a release follows the calls that are queued on them. A hold without room waits for
-       these releases once before it is refused.
-    8. **Abandon.** An aborted step gives up predictions and the last failure. Running loads end; their units stay.
-    9. **Close.** After `close`, no load begins, running loads have ended, and waiting holds raise TpiError. So they do
-       within a second if the workers are lost. Pinned slots stay valid.
+    6. **Failure.** A failed load's error is raised by each hold that waits for it. A later hold loads the unit again,
+       whether the failed slot is still pinned or was emptied with its last pin. So a hold also repeats a load ahead
+       that failed earlier. `raise_failure` raises the last error, for memories in which no hold waits for a load.
+    7. **Release.** With devices, slots are released after the calls that are queued on the devices. A hold without room
+       waits for these releases once before it is refused.
+    8. **Abandon.** An aborted step ends predictions and forgets the last failure. Running loads end; their units stay.
+    9. **Close.** When `close` returns, running loads have ended and no other begins. Waiting holds raise TpiError. If
+       the workers are lost, holds raise it within a second. Pinned slots stay valid.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class SlotCache(Generic[S]):
     # The methods below are called by the workers.
 
     def _serve(self, lane: int = 0) -> None:
-        """Fill a part of a lane's most urgent load, if any, and of the loads that join it."""
+        """Fill a part of a lane's most urgent load and of the loads that join it; do nothing if no load is queued."""
         with self.lock:
             loads = [] if self.closed else self._take(lane)
             part = loads[0].begun - 1 if loads else 0
@@ -344,7 +344,7 @@ class SlotCache(Generic[S]):
         return None
 
     def _take(self, lane: int) -> list[Load]:
-        """Begin a part of the first load of a lane that may begin; return this load, and the loads that join it."""
+        """Begin a part of the first load of `lane` that may begin; return this load, and the loads that join it."""
         for queue in (self._demanded, self._ahead):
             at = 0
             while at < len(queue):

@@ -5,9 +5,9 @@ Streamed uses are numbered 0, 1, 2, ... in cyclic order; use n is of block `ring
     0 ... released ... head ... tail ...
     over | held, or skipped | loaded or being loaded | not yet requested
 
-The load of use `tail` may be requested once use `tail - lag` is over. `scheduler.model.ring` defines the lag and proves
-that a hold cannot deadlock. The block loop need not keep the order: holding another block skips ahead to that block's
-next use.
+The second line says in which state the uses between two of these numbers are. The load of use `tail` may be requested
+once use `tail - lag` is over. `scheduler.model.ring` defines the lag and proves that a hold cannot deadlock. The block
+loop need not keep the order: holding another block skips ahead to that block's next use.
 """
 
 from scheduler.model.ring import Ring
@@ -41,7 +41,7 @@ class Cycle:
         return bool(self.period) and use - self._ring.lags[use % self.period] < self._released
 
     def overwritten(self, use: int) -> int:
-        """Return the last of the uses that `use` overwrites, as its number in the period."""
+        """Return the position in the period, 0 to `period` - 1, of the last use that `use` overwrites in the ring."""
         return (use - self._ring.lags[use % self.period]) % self.period
 
     def skip_to(self, use: int) -> range:

@@ -42,7 +42,10 @@ class CyclicShelf(ABC):
         self.cycle.rewind_to(self.cycle.head)
 
     def room(self, units: tuple[int]) -> int:
-        """Return 1 if the unit's held use, or else its next one, can be claimed, else 0. Skip all uses before it."""
+        """Return 1 if the unit can be claimed, else 0; skip all uses before it.
+
+        A use of the unit that is held already is claimed once more, else its next use.
+        """
         cycle = self.cycle
         self._claimed = use = cycle.next_use(units[0])
         if cycle.is_pinned(use):

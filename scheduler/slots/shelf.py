@@ -23,7 +23,7 @@ class Load:
         name: the load's name in traces; empty if the transfer that makes it is traced.
         title: the name of the transfer that makes it.
         lane: the number of the link that makes the load; loads of one lane end in order.
-        in_turn: True if no other load with `in_turn` may run at the same time, whatever its lane.
+        in_turn: True if only one load with `in_turn` may run at a time, over all lanes.
         parts: how many calls of the source fill it; threads take parts one by one.
         begun: how many of the parts have begun.
         running: how many of the parts have begun and not ended.
@@ -86,7 +86,7 @@ class Shelf(Protocol):
         """Record that a hold waited for `slots` between two times, in seconds."""
 
     def refuse(self, units: Any) -> TpiError:
-        """Return the error to raise for a hold of `units` for which there is no room even when all loads have ended."""
+        """Return the error to raise for a hold of `units` that find no room even after all loads have ended."""
 
     def end(self, load: Load, error: Exception | None) -> None:
         """Mark a load as ended; it failed if `error` is not None."""

@@ -24,9 +24,9 @@ _FEW = 128  # values: sorting that many takes no longer than finding the least o
 
 
 def least(priority: F64, count: int) -> Units:
-    """Return the positions of the `count` least values, in ascending order; of equal values, the first.
+    """Return the positions of the `count` least values in `priority`, the least first; of equal values, the first.
 
-    If there are many values, only the least `count` are sorted.
+    If there are many values, only the least `count` are sorted, to save time.
     """
     if count >= len(priority) or len(priority) < _FEW:
         return np.argsort(priority, kind="stable")[:count]
@@ -57,7 +57,10 @@ class SlotTable(Generic[N]):
     @overload
     def __init__(self, units: int, slots: int, index: type[N], fixed: int = 0) -> None: ...
     def __init__(self, units: int, slots: int, index: Any = np.int64, fixed: int = 0) -> None:
-        """Create a table of empty slots; `index` is the type of its indexes, which must hold both counts."""
+        """Create a table of `slots` empty slots for `units` units.
+
+        `index` is the integer type of the indexes, and both counts must fit into it. `fixed` is described above.
+        """
         self.slot_of = np.full(units, -1, index)
         self.unit_of = np.full(slots, -1, index)
         self.pins = np.zeros(slots, np.int32)
@@ -145,10 +148,11 @@ class SlotTable(Generic[N]):
         return np.concatenate([empty, used[least(priority(self.unit_of[used]), count - len(empty))]])
 
     def gains(self, units: npt.NDArray[N], priority: Priority) -> tuple[npt.NDArray[N], Slots]:
-        """Return the `units` (all without a slot) that should get a slot, and the slots that they should get.
+        """Return which of `units`, none of which has a slot, should get one, and the slots that they should get.
 
-        The unit with the highest priority replaces the resident unit with the lowest, and so on, while the new unit's
-        priority is higher.
+        The unit with the highest priority gets the slot of the resident unit with the lowest, the next one that of the
+        next resident unit, and so on, as long as the new unit's priority is the higher one. `priority` is that of every
+        unit, `[units]`.
         """
         slots = self.least(len(units), priority)
         value, lost = priority(units), np.full(len(slots), -np.inf)

@@ -10,15 +10,15 @@ import threading
 _SLICE_NS = 100_000  # the shortest slice that Linux grants
 _KEEP_POLICY = 0x08
 _ATTR = struct.Struct("=IIQiIQQQ")  # sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
-_SETATTR = {"x86_64": 314, "aarch64": 274}  # system call numbers: the C library has no function for it
+_SETATTR = {"x86_64": 314, "aarch64": 274}  # system call numbers of sched_setattr, which the C library does not have
 
 
 def wake_soon() -> None:
     """Let the calling thread take a core as soon as it wakes up. For threads that mostly wait and start transfers.
 
-    Linux 6.12 and later let a thread that asks for short slices go before one with longer slices, because its deadline
-    is nearer (the EEVDF scheduler). The thread gets no larger part of the core, and no privilege is needed. On other
-    systems this does nothing. See sched(7).
+    The thread asks for short time slices. Linux 6.12 and later run it before threads with longer slices, because its
+    deadline is nearer (the EEVDF scheduler). It gets no larger share of the core, and needs no privilege. On other
+    systems this does nothing. sched(7) describes the scheduler.
     """
     number = _SETATTR.get(platform.machine())
     if sys.platform != "linux" or number is None or sys.maxsize < 1 << 32:

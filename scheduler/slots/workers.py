@@ -18,7 +18,7 @@ class LoadWorkers(Protocol):
         """Start the threads, which call `serve` for each load that is announced. Called once."""
 
     def kick(self, loads: Sequence[Load | None]) -> None:
-        """Announce `loads`; None stands for a load that is chosen when a thread is free (there may be none then).
+        """Announce `loads`, for each of which a thread calls `serve`. For None, the cache may choose a load then.
 
         Raises:
             TpiError: if no thread will run the loads.

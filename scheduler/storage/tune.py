@@ -17,7 +17,7 @@ from tpi.system.private import make_private, private
 
 CHUNKS = (512 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes per read
 THREADS = (4, 8)  # reads in flight; with fewer, the disk would be idle while a reader waits for a core
-_SMALLEST = 256 << 10  # bytes: smaller reads slow every disk down
+_SMALLEST = 256 << 10  # bytes of the smallest read: smaller ones slow every disk down
 _LARGE = 4 << 20  # bytes: reads are not made smaller than this to have more than `_AT_ONCE` in flight
 _AT_ONCE = 4
 _LEAST = 32 << 20  # bytes: files with fewer are too small to measure
@@ -28,7 +28,7 @@ _SECONDS = 0.15  # seconds per candidate and round at most
 _GOOD_ENOUGH = 0.85  # candidates with at least this share of the best speed count as nearly equal
 _FRESH_S = 7 * 24 * 3600.0  # seconds after which a disk is measured again: it fills up and ages
 _LEAST_RUN = 256 << 20  # bytes: a run that read less cannot contradict a measurement
-_ODD = 2.0  # times faster or slower contradicts a measurement; while computing, a disk has 0.8 to 1.0 of its speed
+_ODD = 2.0  # a run so many times faster or slower contradicts a measurement; computing slows reads down to 0.8 at most
 _SAME = 1.3  # two measurements that differ by at most this factor agree
 
 

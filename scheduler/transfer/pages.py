@@ -69,8 +69,8 @@ class StagedPages:
         """Begin a step: mark the buffers as empty, because pages may have changed on the host or been reassigned.
 
         Raises:
-            Exception: the error of a failed save from an earlier step (usually a DeviceError); its data is lost for
-                good.
+            Exception: the error of a failed save from an earlier step, usually a DeviceError. Its keys and values are
+                lost, so every later step fails too.
         """
         if self._lost is not None:
             raise self._lost
@@ -116,7 +116,7 @@ class StagedPages:
         self._device.start(lambda: self._save(buffer, layer, written))
 
     def _staged(self, layer: int, batch: Batch) -> PageBuffer:
-        """Return a layer's buffer; all pages that `batch` attends to have been copied to it, or are being copied."""
+        """Return the buffer for `layer`; start to copy the pages that `batch` attends to and that it lacks."""
         buffer = next((each for each in self._buffers if each.layer == layer), self._buffers[0])
         self._buffers.remove(buffer)
         self._buffers.append(buffer)  # so that the first is always the least recently used

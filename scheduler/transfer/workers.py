@@ -24,7 +24,7 @@ class QueueWorkers:
         """
         self._queue, self._name, self._link = queue, name, link
         self._asked = deque[QueuedTransfer]()  # transfers that may not have ended, in order
-        self._turn: QueuedTransfer | None = None  # the last load in turn
+        self._turn: QueuedTransfer | None = None  # the last transfer of a load with `in_turn`
 
     def start(self, serve: Serve) -> None:
         """Set `serve` as the function that each transfer calls."""

@@ -23,7 +23,7 @@ Memory = Callable[[int], Bytes]
 
 
 class Loader:
-    """Loader of a placement's blocks. It follows the rules of `scheduler.slots.cache.SlotCache`."""
+    """The loader of the blocks of a placement. It follows the rules of `scheduler.slots.cache.SlotCache`."""
 
     def __init__(
         self,

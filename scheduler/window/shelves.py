@@ -41,14 +41,14 @@ class LoadLog:
 
 
 class StreamedShelf(CyclicShelf):
-    """The shelf of the blocks that pass through a window's ring. Each use in a period has a place in the ring."""
+    """The shelf of the blocks that pass through a window's ring. A use has the place of its position in the period."""
 
     def __init__(self, ring: Ring, make: MakeLoad, log: LoadLog) -> None:
         """Create a shelf; `make` creates its loads, and `log` records them."""
         super().__init__(ring)
         self._make, self._log = make, log
         self.loads = [make(self, block, place) for place, block in enumerate(ring.blocks)]  # the last of each place
-        self._stragglers = 0  # cancelled loads with chunks that are still being read
+        self._stragglers = 0  # number of cancelled loads with chunks that are still being read
 
     def name_of(self, unit: int) -> str:
         """Return the name of a block."""

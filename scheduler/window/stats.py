@@ -128,7 +128,10 @@ class Meter(LoadStats):
         return [Costs(*each) for each in zip(compute, exchange, load, wake, strict=True)]
 
     def _waking(self) -> list[float]:
-        """Return the mean wake-up time of each pass; 0 if nothing waited. A median would hide few late wake-ups."""
+        """Return the mean seconds in which a waiting hold woke up, for each pass over the blocks; 0 if no hold waited.
+
+        A median would hide a few late wake-ups.
+        """
         return [sum(each) / len(each) if each else 0.0 for each in map(list, list(self._wakes))]
 
     def take(self) -> WindowStats:
@@ -152,7 +155,10 @@ class Meter(LoadStats):
 
 
 def _by_token(blocks: Sequence[Sequence[float]], usual: Sequence[float]) -> list[list[float]]:
-    """Return samples given per block as `SAMPLES` lists per token, each with a value per block."""
+    """Return a list for each of the last `SAMPLES` tokens, with a value for each block.
+
+    `blocks` has the samples of each block. A block with fewer than `SAMPLES` gets its value in `usual` for all tokens.
+    """
     full = [
         samples if len(samples) == SAMPLES else [each] * SAMPLES for samples, each in zip(blocks, usual, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""The cliff of the LRU policy: it has no hits if a cache has room for fewer units than one token uses.
+"""The cliff of the LRU policy: if a cache has room for fewer units than one token uses, LRU has no hits.
 
 Blocks are used in a cycle, so the unit that was used longest ago is used next. Policies that count
 uses have no such cliff.

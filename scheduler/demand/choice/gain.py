@@ -7,12 +7,11 @@ _SURE = 4.029  # Student's t, one-sided, 7 degrees of freedom: 1% for four compa
 
 
 def clear_gain(some: F64, others: F64) -> float:
-    """Return by how much the hit rates `some` exceed `others` beyond chance; 0 or less if they do not.
+    """Return how much higher the hit rates `some` are than `others`, at least; 0 or less if it may be chance.
 
-    Both are float64 `[windows]`.
-
-    The result is the lower end of the one-sided confidence interval of the mean paired difference (Student, The
-    probable error of a mean, Biometrika 6, 1908). With fewer than `WINDOWS` windows, it is 0.
+    Both are hit rates in the same windows, float64 `[windows]`. The result is the lower end of the one-sided confidence
+    interval of the mean difference between the two in a window (Student, The probable error of a mean, Biometrika 6,
+    1908). With fewer than `WINDOWS` windows, it is 0.
     """
     if len(some) < WINDOWS:
         return 0.0

@@ -86,7 +86,7 @@ class ReplayResult:
 class Belady:
     """Belady's policy, which evicts the unit whose next use is farthest in the future. No policy has more hits.
 
-    It gets the uses of the run in order when it is made, and then `use` must be called for each. L. A. Belady, A study
+    The constructor gets the uses of a run; then `use` must be called for each of them, in order. L. A. Belady, A study
     of replacement algorithms for a virtual-storage computer, IBM Systems Journal 5(2), 1966.
     """
 
@@ -151,10 +151,10 @@ def bound(recording: Recording, slots: int, unit_bytes: int = 1) -> ReplayResult
 
 
 def bound_with_bypass(recording: Recording, first: Units, unit_bytes: int = 1) -> ReplayResult:
-    """Replay a recording with Belady's policy for a cache that need not load a missing unit: it is computed elsewhere.
+    """Replay a recording with Belady's policy, in a cache that need not load a missing unit to compute it.
 
-    `first` are the units in the cache at the start, as many as fit. After each use, the cache keeps those of the cached
-    and used units whose next use is soonest.
+    `first` are the units in the cache at the start, as many as fit. After each use, the cache keeps as many units with
+    the soonest next use, out of those in the cache and those just used.
     """
     nearest, slots = Belady(len(recording.blocks), recording.uses), len(first)
     there = np.zeros(len(recording.blocks), np.bool_)

@@ -13,7 +13,7 @@ from scheduler.demand.choice.sample import sample_layers
 from scheduler.demand.policies import Key, Policy, PolicyChoice
 from scheduler.slots.table import F64, Units
 
-ROBUST_POLICY = PolicyChoice("aged")  # with a recording: within a few percent of the best in every recording so far
+ROBUST_POLICY = PolicyChoice("aged")  # with a recording: within a few percent of the best policy's hits in all so far
 _LRU = PolicyChoice("lru")
 _PINNED = 0.5  # share of the slots that the policy `pins` pins
 
@@ -69,10 +69,11 @@ class ReplayedPolicies:
 
 
 def select(recording: Recording, slots: int) -> SelectedPolicy:
-    """Return `ROBUST_POLICY`, or a policy with clearly more hits in the second half, trained on the first half.
+    """Return the eviction policy for a cache of `slots` units: `ROBUST_POLICY`, unless another is clearly better.
 
-    "Clearly" means by more than chance (`scheduler.demand.choice.gain`). LRU is never chosen if there are fewer slots
-    than one token uses (`scheduler.demand.choice.cliff`).
+    Policies see the whole recording; hits are compared in its second half. "Clearly" means by more than chance
+    (`scheduler.demand.choice.gain`). LRU is never chosen if one token uses more units than there are slots
+    (`scheduler.demand.choice.cliff`). Without at least two recorded steps, return `DEFAULT_POLICY`.
     """
     some, room = sample_layers(recording, slots)
     tried = replay_all(some, room)
@@ -94,9 +95,9 @@ def _clearly_best(tried: ReplayedPolicies, slots: int, per_step: float) -> Polic
 
 
 def _of_all(choice: PolicyChoice, recording: Recording, slots: int) -> PolicyChoice:
-    """Return the choice for the whole recording, given the `choice` that was made for a sample of it.
+    """Return the `choice` made for a sample of a recording, adapted to the whole recording.
 
-    The two choices differ only if the policy pins units: then other units are pinned.
+    It changes only if the policy pins units: then the units to pin are chosen anew.
     """
     if choice.kind != "pins":
         return choice
@@ -104,9 +105,10 @@ def _of_all(choice: PolicyChoice, recording: Recording, slots: int) -> PolicyCho
 
 
 def replay_all(recording: Recording, slots: int) -> ReplayedPolicies | None:
-    """Replay every policy with a cache that is empty at first; pinned units are chosen from the first half.
+    """Return each policy's hit rate in the second half of a recording, with a cache of `slots` units.
 
-    Return None if the recording has fewer than two steps.
+    The cache is empty at the start of the first half. The units that the policy `pins` pins are those that the first
+    half uses most. Return None if the recording has fewer than two steps.
     """
     known = recording.of_at_most(slots)
     half = len(known.steps) // 2

@@ -103,9 +103,10 @@ class RecordShelf(PriorityShelf[np.int32]):
         return [RecordLoad(self, read.neurons, read.slots, self.name, read=read) for read in reads]
 
     def _passing(self, ranges: list[Bounds], asked: int) -> I32:
-        """Give slots to records that were read only because they lie between requested ones; return these records.
+        """Give slots to records in `ranges` that were not requested but lie between requested ones; return them.
 
-        A record gets a slot if its priority is higher than that of the record that it replaces.
+        Such a record gets a slot if its priority is higher than that of the record that it replaces. `asked` is the
+        number of requested records.
         """
         if sum(last - first for first, last in ranges) == asked:
             return np.empty(0, np.int32)

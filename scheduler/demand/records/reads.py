@@ -28,7 +28,7 @@ Bounds = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class RecordRead:
-    """Ranges of records for one reader. The records of `neurons`, in ascending order, are copied to `slots`."""
+    """Ranges of records for one reader. Of the records read, those of `neurons`, ascending, are copied to `slots`."""
 
     ranges: Sequence[Bounds]
     neurons: I32
@@ -57,9 +57,10 @@ class ReadSizes:
 
 
 def plan_ranges(neurons: I32, sizes: ReadSizes, end: int) -> list[Bounds]:
-    """Return the ranges of `sizes` that cover `neurons` (ascending, distinct); none exceeds record `end`.
+    """Return the ranges of records to read so that all of `neurons` (ascending, distinct) are read.
 
-    A range that is shorter than `least` is extended by the records after it; at the end of a layer it may stay shorter.
+    A range that is shorter than `sizes.least` is extended by the records after it, but not beyond record `end`, the
+    number of the layer's records.
     """
     if not len(neurons):
         return []
@@ -77,7 +78,10 @@ def neurons_in(ranges: Sequence[Bounds]) -> I32:
 
 
 def divide_ranges(ranges: Sequence[Bounds], neurons: I32, slots: I32, readers: int) -> list[RecordRead]:
-    """Divide `ranges` equally among `readers`; `neurons` (ascending) lie in them and go to `slots`."""
+    """Divide `ranges` equally among `readers` readers; return what each one reads.
+
+    `neurons` (ascending) are the neurons to copy, all in `ranges`, and `slots` is where each of them goes.
+    """
     each = -(-len(ranges) // readers) if ranges else 1
     return [_read_of(ranges[at : at + each], neurons, slots) for at in range(0, len(ranges), each)]
 
@@ -93,10 +97,10 @@ def staging_bytes(record_bytes: int) -> int:
 
 
 def measured_gap(extents: Sequence[Extent], disk: DirectDisk) -> int:
-    """Return how many bytes `disk` reads in the fixed time of a read, measured at random places of `extents`.
+    """Return how many bytes `disk` transfers in the fixed time of a read (`start`), at most `MOST_GAP`.
 
-    The measurement reads two sizes, with `disk.threads` threads. If there is nothing to read or the disk cannot be
-    read, return `USUAL_GAP`; later reads will report the error.
+    The measurement reads two sizes at random places of `extents`, with `disk.threads` threads. If there is nothing to
+    read or the disk cannot be read, return `USUAL_GAP`; later reads will report the error.
     """
     rounds = [[_seconds(extents, disk, size) for size in (_SMALL, _LARGE)] for _ in range(_ROUNDS)]
     small, large = (min(filter(None, each), default=0.0) for each in zip(*rounds, strict=True))

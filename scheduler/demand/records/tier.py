@@ -48,7 +48,7 @@ class RecordTier:
         Args:
             disk: the disk with the records.
             workers: the `readers` threads that read.
-            gap: bytes between two records up to which they are read together (`reads.measured_gap`).
+            gap: the most bytes between two records that are read together (`reads.measured_gap`).
             least: least bytes of a read, except at the end of a layer.
             reads: the clock of another reader of the same disk.
         """

@@ -1,9 +1,9 @@
 """The forecast of a node that copies experts to an accelerator on demand, and the best such configuration.
 
-All other weights are resident on the accelerator. The memory that is left gives the number of slots for experts, and
-the slots give the hit rate. The hit rate and the number of fetched experts give the seconds of a token. For a prompt
-the node streams experts to the accelerator in a cycle or computes them on the host; `scheduler.model.offload` forecasts
-that part.
+All other weights are resident on the accelerator. The memory that is left determines the number of slots for experts,
+and the slots determine the hit rate. The seconds of a token follow from the hit rate and from the number of fetched
+experts. For a prompt, the node streams experts to the accelerator in a cycle or computes them on the host;
+`scheduler.model.offload` forecasts that part.
 """
 
 from collections.abc import Callable, Iterator
@@ -74,7 +74,7 @@ class DemandForecast:
 
 
 def split_routed(work: NodeWork) -> NodeWork:
-    """Return the same work with routed experts in segments of their own, after the other segments of their block."""
+    """Return the same work with each block's routed experts in a segment of their own, after its other segments."""
 
     def parts(segment: SegmentWork) -> Iterator[SegmentWork]:
         routed = segment.weights * segment.routed // max(1, segment.nbytes)
@@ -90,9 +90,14 @@ def split_routed(work: NodeWork) -> NodeWork:
 def best_demand(problem: Problem, experts: ExpertWork, hit_rate: HitRate) -> DemandForecast | None:
     """Return the fastest configuration for `problem`, or None if none fits.
 
-    The routed experts of the problem must be segments of their own. A configuration needs exactly one accelerator, with
-    slots for all experts of a block that a token uses, and RAM for all experts. None is also returned if the limits fix
-    where weights are, or require the accelerator to decode.
+    The routed experts of the problem must be segments of their own (`split_routed`). A configuration needs exactly one
+    accelerator, with slots for as many experts as a token uses in a block. The RAM must hold all experts. Return None
+    also if the limits fix where weights are, or require the accelerator to decode.
+
+    Args:
+        problem: the work, and the machine to place it on.
+        experts: the routed experts.
+        hit_rate: returns the share of wanted experts that are on the accelerator for a number of slots.
     """
     if len(problem.machine.cards) != 1 or problem.limits.weights or problem.limits.decode == "accelerator":
         return None
@@ -141,7 +146,10 @@ def _forecast(problem: Problem, experts: ExpertWork, hit_rate: HitRate, offload:
 
 
 def demand_pays_until(problem: Problem, experts: ExpertWork, way: DemandForecast) -> int:
-    """Return the smallest step, in tokens, that is faster when computed like a prompt; `NEVER` if none is."""
+    """Return the fewest tokens of a step from which computing it like a prompt is faster than fetching experts.
+
+    Return `NEVER` if fetching experts on demand is always faster. `way` is the configuration.
+    """
     context = problem.step("decode")[0].context
     cyclic = replace(way.offload, decode=way.offload.prompt)
 
@@ -156,8 +164,8 @@ def demand_pays_until(problem: Problem, experts: ExpertWork, way: DemandForecast
 def _prompt_problem(problem: Problem, offload: Offload, there: float) -> Problem:
     """Return the problem of computing a prompt.
 
-    If the host computes the prompt's experts, leave out the share `there` that is on the accelerator: the accelerator
-    computes it at the same time.
+    If the host computes the prompt's experts, leave out the share `there` of them, which is on the accelerator: the
+    accelerator computes these experts at the same time.
     """
     if offload.prompt != offload.decode:
         return problem
@@ -172,7 +180,11 @@ def _scaled(segment: SegmentWork, by: float) -> SegmentWork:
 
 @dataclass(frozen=True)
 class _BlockForecast:
-    """The forecast of a block's experts for one token: its seconds, also by lane, and the share of experts fetched."""
+    """The forecast of a block's experts for one token.
+
+    `seconds` is the time of the block, `busy` the seconds that each lane is busy, and `fetched` the share of the wanted
+    experts that are copied to the accelerator.
+    """
 
     seconds: float
     fetched: float
@@ -182,7 +194,7 @@ class _BlockForecast:
 def _block(problem: Problem, experts: ExpertWork, found: float) -> _BlockForecast:
     """Return the mean forecast of a block in which each wanted expert is on the accelerator with probability `found`.
 
-    The experts are taken to be independent of each other.
+    The experts are assumed to be there independently of each other.
     """
     costs, used = _costs(problem, experts), experts.used
     one_there, one_here = (costs.computing(rates, 1) for rates in (costs.accelerator, costs.host))
@@ -203,7 +215,8 @@ def _block(problem: Problem, experts: ExpertWork, found: float) -> _BlockForecas
 def _block_of(problem: Problem, experts: ExpertWork, way: DemandForecast, tokens: int) -> float:
     """Return the seconds of the experts of one block for `tokens` tokens that choose experts at random.
 
-    At most a block's share of the slots is fetched: fetching more would evict experts before they are used.
+    At most as many experts are fetched as the block's share of the slots holds: more would evict experts before they
+    are used.
     """
     wanted = max(1, round(experts.experts * (1 - (1 - experts.used / experts.experts) ** tokens)))
     share = way.slots // experts.blocks

@@ -16,22 +16,24 @@ _TRIES = 4  # steps of Newton's method; it is exact after as many as there are n
 
 
 class StageCosts:
-    """The seconds of stages between some cuts, by the nodes of the stage. All arrays are `[cuts, cuts]`.
+    """The seconds that given nodes take for a stage, for all stages between two cuts at once.
 
-    The element `[a, b]` is for the layers from cut a to cut b. Seconds are infinite if the layers do not fit.
+    A cut is a layer at which a stage may begin or end. All arrays are `[cuts, cuts]`: the element `[a, b]` is for the
+    layers from cut a to cut b. Seconds are infinite if the nodes cannot hold the keys and values of these layers.
     """
 
     def __init__(self, problem: StageProblem, cuts: Sequence[int], even: float) -> None:
         """Prepare the costs of stages between `cuts`, layers in ascending order.
 
-        A stage's time counts up to 1 + `even` times, the more the longer it is, so that stages become even.
+        A factor from 1, for a short stage, to 1 + `even`, for a long one, multiplies each stage's seconds. So the
+        search prefers stages of equal length.
         """
         self.problem, self.cuts, self.even = problem, np.array(cuts), even
         self._longest = self._of_all("read")[0, -1] / max(node.read for node in problem.nodes)
         self._ordered = self.cuts[:, None] < self.cuts
 
     def of(self, members: Members) -> F64:
-        """Return the seconds of a stage of `members`; an estimate if their memories do not hold its weights."""
+        """Return the seconds of a stage on the nodes `members`; an estimate if its weights exceed their memories."""
         nodes = [self.problem.nodes[rank] for rank in members]
         speeds = np.array([node.read for node in nodes])
         turn = self.problem.nodes[MASTER].turn if MASTER in members else 0.0
@@ -45,7 +47,13 @@ class StageCosts:
         return found
 
     def _seconds(self, nodes: Sequence[HomeNode], rooms: F64, outside: F64) -> F64:
-        """Return the seconds with shares by speed or, where these do not fit into memory, with the fastest that do."""
+        """Return the seconds of a stage that `nodes` divide by their speeds or, if that is faster, as `_balanced` says.
+
+        Args:
+            nodes: the nodes of the stage.
+            rooms: each node's bytes for weights, keys and values, `[nodes, cuts, cuts]`.
+            outside: seconds of the stage that are not divided, such as sums.
+        """
         speeds, held = [node.read for node in nodes], self._held
         compute = np.zeros_like(outside)
         for name, units in self._kinds.items():
@@ -62,10 +70,10 @@ class StageCosts:
     def _balanced(self, nodes: Sequence[HomeNode], rooms: F64, outside: F64) -> F64:
         """Return the part of the stage for each node, `[nodes, cuts, cuts]`, with which a token is fastest.
 
-        In t seconds, of which `outside` are not spent on computing, a node computes the part `(t - outside) speed /
-        read`, and has `(room + t disk) / held` of the weights in memory or from its disk. Its part is the smaller of
-        the two. The least t for which the parts of all nodes add up to 1 is found by Newton's method. As the sum of all
-        parts is a concave function of t, no step goes too far.
+        In t seconds, a node can compute the part `(t - outside) speed / read` of the stage. Its memory and its disk
+        give it the part `(room + t disk) / held` of the weights. The node's part is the smaller of the two. Newton's
+        method finds the least t for which the parts of all nodes add up to 1. As the sum of all parts is a concave
+        function of t, no step goes too far.
         """
         read, held = np.maximum(self._of_all("read"), 1.0), np.maximum(self._held, 1.0)
         computed = np.array([node.read for node in nodes])[:, None, None] / read
@@ -81,7 +89,10 @@ class StageCosts:
         return found
 
     def _with_disks(self, nodes: Sequence[HomeNode], rooms: F64, parts: F64, busy: F64) -> F64:
-        """Return the seconds of nodes that hold `parts` of all weights, and compute and sum for `busy` seconds."""
+        """Return the seconds of a stage: `busy`, or those of the slowest disk if that takes longer.
+
+        Each node holds its part of `parts`, and reads from its disk what exceeds its bytes in `rooms`.
+        """
         longest, order = busy, sorted(self._kinds, key=self._read_from_disk)
         for node, room, part in zip(nodes, rooms, parts, strict=True):
             read, excess = np.zeros_like(busy), np.maximum(0.0, part * self._held - room)
@@ -112,18 +123,21 @@ class StageCosts:
 
     @cached_property
     def _least_from_disk(self) -> float:
-        """Share of weights on disk that a token reads, for the kind that leaves memory first: the smallest share."""
+        """The smallest share, of all kinds of units, of weights on disk that a token reads."""
         return max(1e-3, min(self._from_disk.values()))
 
     def _of_all(self, what: str) -> F64:
-        """Return the sum of a figure of all units, for the layers from each cut to each other cut."""
+        """Return the sum over all units of the attribute `what` of `UnitKind`, for the layers between any two cuts."""
         if (what, "all") not in self._tables:
             parts = [units * self._table(what, name) for name, units in self._kinds.items()]
             self._tables[what, "all"] = np.sum(parts, axis=0)
         return self._tables[what, "all"]
 
     def _table(self, what: str, name: str = "") -> F64:
-        """Return the sum of a figure, of layers or of one unit of a kind, from each cut to each other cut."""
+        """Return the sum over the layers between any two cuts of an attribute, `what`.
+
+        It is an attribute of one unit of the kind `name` or, without a name, of the layer (`LayerWork`).
+        """
         if (what, name) not in self._tables:
             layers = self.problem.layers
             numbers = [

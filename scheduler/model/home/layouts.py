@@ -11,7 +11,7 @@ from tpi.errors import PlanError
 
 _COMPARED = 6  # layouts of a search that are evaluated
 _MARGIN = 1.03  # another layout must be faster than one stage by this factor
-_EVEN = (0.01, 1.0)  # how much a stage's time counts more the longer it is: for one stream, and for several
+_EVEN = (0.01, 1.0)  # `even` of `StageCosts`, the preference for stages of equal length: for one stream, for several
 
 
 def best_layout(problem: StageProblem, drop: bool = True, several: bool = True, streams: int = 1) -> Layout:
@@ -64,7 +64,10 @@ def layouts(problem: StageProblem, drop: bool = True, several: bool = True, stre
 
 
 def _ring(problem: StageProblem, found: Sequence[Layout], streams: int) -> Layout | None:
-    """Return the fastest ring if it is faster than all layouts `found` by 3%; None if none of them waits for disks."""
+    """Return the fastest ring; None unless it is 3% faster than every layout in `found`.
+
+    Rings are tried only if a layout in `found` waits for disks.
+    """
     best = min(found, key=lambda each: each.streams(streams), default=None)
     if best is None or not any(each.disk for each in found):
         return None
@@ -101,7 +104,7 @@ def evaluate(problem: StageProblem, stages: Sequence[tuple[int, int, Members]], 
 
 
 def pure_layouts(problem: StageProblem) -> tuple[Layout | None, Layout | None]:
-    """Return one stage of all nodes, and the best layout of one node a stage; None for a layout that does not fit."""
+    """Return one stage of all nodes, and the best layout of single-node stages; None for a layout that does not fit."""
     found = Search(problem, MOST_STAGES, _EVEN[0], singles=True).best(drop=False)
     most = [cuts for cuts in found if len(cuts) == len(problem.nodes)]
     one = evaluate(problem, [(0, len(problem.layers), problem.everyone)])

@@ -65,7 +65,9 @@ class UnitKind:
 
 @dataclass(frozen=True)
 class HomeProblem:
-    """The nodes, the master first; the units to divide; and the seconds of a token's sums over some of the nodes.
+    """A model to divide among nodes: the nodes, the master first, and the kinds of units.
+
+    `exchange` returns the seconds of all sums of a token over the given nodes.
 
     Raises:
         PlanError: if the speed of a node's memory or disk is not above 0.
@@ -91,7 +93,7 @@ class HomeProblem:
         return sum(each.units * each.read for each in self.kinds)
 
     def bound(self, members: Members) -> float:
-        """Return a lower bound of a token's seconds on these nodes: units infinitely small, memory unlimited."""
+        """Return a lower bound of a token's seconds on these nodes: with unlimited memory, and units of any size."""
         together = sum(self.nodes[rank].read for rank in members)
         return self.read / together + self.sums(members) + self.nodes[0].turn
 

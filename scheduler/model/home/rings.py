@@ -13,8 +13,9 @@ If the time between visits limits W, so that the second line holds with `=`, the
 
     wait = R (D / disk - own) - (R - 1) (L - own)
 
-A run reaches a part of what a ring gains. With 110 MiB a node in the home `home-slow-disks`, the nodes of a 1.1B model
-waited 0.70, 0.31, 0.31 and 0 s in a ring of 2 visits. 0.4 of the gain gives 0.68, 0.29, 0.29 and 0 s.
+A run gains less than that, so only 0.4 of the gain is counted (`_REACHED`). With 110 MiB a node in the home
+`home-slow-disks`, the nodes of a 1.1B model waited 0.70, 0.31, 0.31 and 0 s a token in a ring of 2 visits. The forecast
+with 0.4 of the gain is 0.68, 0.29, 0.29 and 0 s.
 """
 
 from collections import Counter
@@ -30,7 +31,7 @@ from scheduler.model.home.stages import MASTER, Layout, Stage, StageProblem
 
 MOST_STAGES = 32  # as many as messages can name (`allreduce.stages`)
 _VISITS = (2, 4)
-_REACHED = 0.4  # of what is gained by reading ahead; nodes plan their memory as if they had one visit
+_REACHED = 0.4  # the counted share of the gain from reading ahead: nodes plan their memory as if they had one visit
 _UNLIMITED = 1 << 60  # bytes
 _HALVINGS = 40  # of the interval that contains the seconds of a token
 
@@ -70,8 +71,8 @@ def evaluate_ring(problem: StageProblem, stages: Sequence[tuple[int, int, Member
 def best_ring(problem: StageProblem, row: Layout, streams: int) -> Layout | None:
     """Return the fastest ring of the nodes of `row`, in their order; None if `row` does not wait for disks.
 
-    Each node gets as many layers that its disk takes as long as every other disk. Rings of 2 and of 4 visits are
-    compared, because more visits leave too few layers for each.
+    The layers are divided so that all disks take equally long. Rings of 2 and of 4 visits are compared, because more
+    visits leave too few layers for each.
 
     Args:
         problem: the model and the nodes.
@@ -108,7 +109,10 @@ def _laid(
 
 @dataclass(frozen=True)
 class _Visitor:
-    """A node of several stages: its number of visits, its seconds of computing, and its bytes in all stages."""
+    """A node of a ring: its number of visits, its seconds of computing for a token, and the units of its stages.
+
+    `own` is the seconds; `room` is the bytes that the node has for weights, keys and values.
+    """
 
     rank: int
     node: HomeNode
@@ -159,7 +163,7 @@ def _visitor(problem: StageProblem, rank: int, stages: Sequence[Stage]) -> _Visi
 
 
 def _token(visitors: Sequence[_Visitor], busy: float) -> float:
-    """Return the seconds of a token, waits included, that takes `busy` seconds without waits."""
+    """Return the seconds of a token with the waits of all nodes; without waits, it takes `busy` seconds."""
     least, most = busy, busy + sum(each.wait(busy) for each in visitors)
     for _ in range(_HALVINGS):
         middle = (least + most) / 2

@@ -36,14 +36,15 @@ Cuts = list[tuple[int, int, Members]]
 class Search:
     """A search for the fastest stages.
 
-    `_reached` has for each set of nodes the seconds by number of stages, last leader and layers done (as a position
-    in `_cuts`); `_steps` the sets from which a set was reached, and the groups.
+    The tables have an entry for each set of nodes that some stages use. In `_reached`, it is the fewest seconds of
+    such stages, `[stages, last leader, layers done as a position in _cuts]`. In `_steps`, it is a list of the sets
+    without the last stage, each with the group of this stage.
     """
 
     def __init__(self, problem: StageProblem, most: int, even: float, singles: bool = False) -> None:
         """Search layouts of at most `most` stages; if `singles`, only layouts of one node a stage.
 
-        A stage's time counts up to 1 + `even` times, the more the longer it is, so that stages become even.
+        `even` is the preference for stages of equal length (`StageCosts`).
         """
         self.problem, self.even, self.singles = problem, even, singles
         self._reached: dict[Used, F64] = {}
@@ -101,7 +102,10 @@ class Search:
         return [self._moved(self._traced(stages, used, leader)) for (stages, _), (_, used, leader) in ordered]
 
     def _traced(self, stages: int, used: Used, leader: int) -> list[Members]:
-        """Return the groups of the stages that lead to the end, found by going back step by step."""
+        """Return the groups of the fastest `stages` stages on the nodes `used`, found from the last stage backwards.
+
+        `leader` is the leader of the last stage.
+        """
         at, found = len(self._cuts) - 1, list[Members]()
         for number in range(stages, 0, -1):
             target = self._reached[used][number, leader, at]
@@ -154,9 +158,9 @@ class Search:
         return np.array([sum(reading[self.problem.cuts[at] :]) for at in self._cuts])
 
     def _groups(self, used: Used, near: Sequence[Members] | None) -> Iterator[Members]:
-        """Yield the groups that may hold the next stage.
+        """Yield the groups that may hold the next stage, after the nodes `used`.
 
-        Of nodes that are alike, they contain the first unused ones.
+        Of nodes that are alike, a group contains the first unused ones. `near` is the groups to choose from; None: all.
         """
         if near is not None:
             free = {rank for each, some in zip(self._classes, used, strict=True) for rank in each[some:]}

@@ -122,9 +122,9 @@ class _Model:
         return 2 * kinds * nodes + kinds + 1
 
     def divided(self) -> HomeSplit | None:
-        """Return the split of each kind in proportion to speed; None if a node's memory does not hold its part.
+        """Return the split of each kind in proportion to the nodes' speeds; None if a part does not fit into memory.
 
-        A single node gets everything, and reads weights beyond its memory from its disk.
+        A single node gets everything, and reads the weights that do not fit into its memory from its disk.
         """
         speeds = [self.problem.nodes[rank].read for rank in self.members]
         units = np.array([proportional(each.units, speeds) for each in self.problem.kinds])
@@ -214,7 +214,7 @@ class _Model:
         return HomeSplit(self.members, dealt, compute, exchange, max(0.0, loading - compute - exchange))
 
     def _loading(self, node: int, units: Sequence[int]) -> float:
-        """Return the seconds in which a node's disk reads a token's part of the weights beyond its memory."""
+        """Return the seconds for a node's disk to read the weights that a token needs and that are not in memory."""
         rank = self.members[node]
         held = list(zip(units, self.problem.kinds, strict=True))
         excess = sum(count * (each.nbytes + each.kv_bytes) for count, each in held) - self._room(rank) * _UNIT

@@ -5,12 +5,12 @@ A step of r tokens takes in each stage
     compute   of the slowest node: bytes / read speed for one token, more for several (`_ROWS`), and from 17 tokens on
               operations / speed if that is longer
     sums      the stage's allreduces, over the links of its own group only
-    disk      what the disk of a node needs beyond that time to read the weights that do not fit into memory; a disk
-              that ran ahead during other stages would need memory for the weights that it read: no gain
-    hop       the hidden states' way from the stage before, or from the master
+    disk      the time by which a node's disk takes longer than that to read the weights that do not fit into memory;
+              reading them during other stages gains nothing, because it takes memory from resident weights
+    hop       the transfer of hidden states from the stage before, or from the master
 
-and the way back to the master. Several streams, or the chunks of a prompt, are in different stages at once, so that
-the slowest stage decides (PipeInfer, 2024).
+In addition, it takes the hop back to the master. Several streams, or the chunks of a prompt, are in different stages at
+once, so that the slowest stage decides (PipeInfer, 2024).
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _MOST_DRAFTS = _ROWS[-1][0] - 1
 
 @dataclass(frozen=True)
 class LayerWork:
-    """The units of one layer, the number of its allreduces, and the bytes that each of its nodes has in full."""
+    """The units of one layer, the number of its allreduces, and the bytes that are not divided among its nodes."""
 
     kinds: tuple[UnitKind, ...]
     sums: int
@@ -179,8 +179,8 @@ class Layout:
         """Return the speed-up of answers by drafted tokens, each of which is right with the probability `acceptance`.
 
         With k drafts, a step takes the time of 1 + k tokens and gives (1 - a^(k+1)) / (1 - a) tokens (Leviathan et
-        al., 2023). The best k counts. With several stages, each draft can be a step of its own: a right one then takes
-        the time between two results, a wrong one that of a whole step.
+        al., 2023). The result is that of the best k. With several stages, each draft can also be a step of its own.
+        Then a right draft costs the time between two results, and a wrong one the time of a whole step.
         """
         given = {rows: (1 - acceptance**rows) / (1 - acceptance) for rows in range(1, _MOST_DRAFTS + 2)}
         alone = self.step(1)

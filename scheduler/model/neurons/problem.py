@@ -49,7 +49,7 @@ class LayerNeurons:
 
     @property
     def predictor_impact(self) -> float:
-        """The impact of the predictor. It equals that of always active neurons of as many bytes."""
+        """The impact of the predictor: that of neurons that have as many bytes and are active for every token."""
         return self.predictor_bytes / self.neuron_bytes
 
 
@@ -102,7 +102,10 @@ class NeuronProblem:
 
     @cached_property
     def least(self) -> tuple[int | None, ...]:
-        """The fewest neurons `C` of each layer that repay an exchange (equations 4 and 5); None if no number does."""
+        """The fewest neurons `C` of each layer on the accelerator that are worth an exchange; None if no number is.
+
+        These are equations 4 and 5: the neurons must save at least as many seconds as one exchange takes.
+        """
         return tuple(self._least(layer) for layer in self.layers)
 
     def _least(self, layer: LayerNeurons) -> int | None:

@@ -60,14 +60,15 @@ class _Columns:
 
 
 def place_neurons(problem: NeuronProblem, seconds: float = SECONDS, gap: float = GAP) -> NeuronPlacement:
-    """Return the placement with the most impact: the mean number of active neurons on the accelerator.
+    """Return the neurons and predictors to place on the accelerator, chosen for the greatest total impact.
 
-    A predictor on the accelerator counts as always active neurons of as many bytes.
+    The impact of a batch of neurons is the mean number of its neurons that are active for a token. The impact of a
+    predictor is the number of neurons that take as many bytes.
 
     Args:
         problem: the layers, and the memory of the accelerator and of the CPU.
         seconds: the time limit; the best placement found by then is returned.
-        gap: the share by which the impact may be below the best possible one.
+        gap: how far the total impact may be below the greatest possible one, as a share of it; 0 to 1.
 
     Raises:
         PlanError: if the two memories do not hold the model.
@@ -97,7 +98,10 @@ def _predictor_impacts(problem: NeuronProblem) -> list[float]:
 
 
 def _memory(problem: NeuronProblem, columns: _Columns) -> object:
-    """Return inequality 6 for both units as one: the weights outside the accelerator must fit on the CPU."""
+    """Return one constraint for inequality 6 of both units.
+
+    The weights on the accelerator must fit into its memory, and all others into the CPU's.
+    """
     from scipy.optimize import LinearConstraint
 
     total, unit = int(columns.nbytes.sum()), float(columns.nbytes.max())

@@ -1,10 +1,10 @@
 """The residences that are compared: which segments are resident on the accelerator, in RAM, or on disk.
 
-The resident segments are always a prefix of an order of all segments, so more memory only adds segments. An order
-spreads layers evenly over the cycle, whatever the length of the prefix. There are three orders: FFN segments first,
+All segments are put in an order. The accelerator gets the first segments, RAM gets as many of the others as it has room
+for, and the rest is on disk. So more memory only adds resident segments. Three orders are tried: FFN segments first,
 attention segments first, or layer by layer. Attention is best computed where its keys and values are, so the two kinds
-may belong in different places. The accelerator gets the first segments of an order, RAM as many of the others as it has
-room for, and the disk has the rest.
+may belong in different places. In each order, the layers of any number of first segments are spread evenly over the
+cycle.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,8 +30,8 @@ from scheduler.model.offload.work import (
 
 T = TypeVar("T")
 
-# Ways of computing what is not resident on the accelerator. A bit is set if the accelerator computes a kind of segment:
-# attention in RAM (1), attention on disk (2), FFN in RAM (4), FFN on disk (8).
+# Number of ways to compute the segments that are not resident on the accelerator. The accelerator computes the kinds
+# whose bits are set, the host the others: attention in RAM (1), attention on disk (2), FFN in RAM (4), FFN on disk (8).
 WAYS = 16
 _MOST_COUNTS = 24  # numbers of segments resident on the accelerator that are compared, per order
 
@@ -64,19 +64,18 @@ class Residences:
         return len(self.gpu[0])
 
     def on_accelerator(self, way: int, columns: Sequence[int] | slice = slice(None)) -> Mask:
-        """Return which segments the accelerator computes: its resident segments, and segments that `way` gives it.
+        """Return which segments the accelerator computes: its resident segments, and the kinds in the bits of `way`.
 
-        `way` is a number below `WAYS` with a bit for each kind of segment that is not resident on the accelerator. The
-        result is `[segments, candidates]`, for the candidates in `columns`.
+        `WAYS` describes the bits. The result is `[segments, candidates]`, for the candidates in `columns`.
         """
         gpu, disk = self.gpu[:, columns], self.disk[:, columns]
         taken = [np.where(disk, way & 2 << shift, way & 1 << shift) > 0 for shift in (0, 2)]
         return gpu | np.where(self.attends, *taken)
 
     def redundant(self, way: int) -> Mask:
-        """Return for which candidates `way` is the same as another way, `[candidates]`.
+        """Return for which candidates `way` computes the same as a way with fewer bits, `[candidates]`.
 
-        Such a candidate has no segments of a kind that `way` gives to the accelerator.
+        Such a candidate has no segment of one of the kinds in `way`.
         """
         outside = ~self.gpu
         kinds = [outside & ~self.disk & self.attends, self.disk & self.attends]

@@ -24,7 +24,7 @@ from scheduler.model.offload.work import REQUEST_PHASES, KvTier, Offload, Pipeli
 from tpi.errors import PlanError
 
 _AT_ONCE = 24  # residences that are simulated together
-_NO_WORSE = 1.0001  # ways up to so many times the best time are kept: times are compared to five digits
+_NO_WORSE = 1.0001  # ways that take up to so many times the best time are simulated: times are compared to five digits
 _STEPS = 2  # steps that are simulated
 
 
@@ -105,7 +105,10 @@ class _Group:
         self._found: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
 
     def rank(self, column: int, seconds: float) -> _Rank:
-        """Return the key by which a residence is sorted if its request takes `seconds`; smaller is better."""
+        """Return the sort key of a residence whose request takes `seconds`: the fastest first, then the most in memory.
+
+        The memory is that of the accelerators.
+        """
         return _digits(seconds, 5), -int(self._kept[column])
 
     @cached_property
@@ -122,9 +125,10 @@ class _Group:
         return total
 
     def simulate(self, columns: Sequence[int], best: float) -> list[tuple[float, int]]:
-        """Simulate the residences in `columns`; return each one's seconds for the whole request, and its column.
+        """Simulate the residences in `columns`; return the seconds of the whole request and the column of each.
 
-        Ways that cannot take less than `best` seconds are left out, and so are residences without any other way.
+        Ways to compute whose lower bound is not below `best` seconds are not simulated. A residence without any other
+        way is left out of the result.
         """
         times: dict[RequestPhase, dict[int, list[tuple[float, int]]]] = {}
         for phase, other_phase in (REQUEST_PHASES, REQUEST_PHASES[::-1]):
@@ -169,7 +173,7 @@ class _Group:
         return OffloadChoice(self._of.offload(column, first, then), prompt, decode, compared, simulated, least)
 
     def _times(self, ways: Sequence[tuple[int, int]], phase: RequestPhase) -> dict[int, list[tuple[float, int]]]:
-        """Return, for each column, the seconds of a phase in each way to compute it, and that way."""
+        """Return for each column a list of its ways in `ways` to compute a phase: each one's seconds and number."""
         if not ways:
             return {}
         parts = [self._of.candidates(way, [column for of, column in ways if of == way]) for way in range(WAYS)]
@@ -185,7 +189,7 @@ class _Group:
         return found
 
     def _bounds(self, problem: Problem, phase: RequestPhase) -> F64:
-        """Return the closed form of every way to compute a phase, `[WAYS, candidates]`; infinite if impossible."""
+        """Return the lower bounds of a phase's seconds, `[WAYS, candidates]`; infinite for impossible ways."""
         found = np.full((WAYS, self._of.count), np.inf)
         for way in range(WAYS):
             fits = possible(problem, self._of, way, phase)

@@ -21,9 +21,16 @@ def crossover(
 ) -> int | None:
     """Return the smallest number of tokens from which the accelerator is faster for a segment in RAM or on disk.
 
-    Only the weights are moved: keys and values are taken to be where they are used. Both times are constant until a
-    device has more to compute than to read, and linear from there on. So there is at most one such number if the
-    accelerator is the faster device; it is found by bisection.
+    Keys and values are assumed to be on the device that uses them, so only weights and hidden states are moved. The
+    time of each device is constant while it reads for longer than it computes, and grows linearly from there on. So
+    there is at most one such number if the accelerator is the faster device; it is found by bisection.
+
+    Args:
+        segment: the segment.
+        machine: the node.
+        tier: where the segment is stored.
+        pipeline: the pipeline.
+        crossing: bytes of a token's hidden states, one way.
 
     Returns:
         The number; None if there is none up to `MOST_TOKENS`, or no accelerator.
@@ -58,9 +65,9 @@ def first_from(holds: Callable[[int], bool]) -> int | None:
 
 
 def turning_point(problem: Problem, offload: Offload) -> int:
-    """Return the smallest step, in tokens, that is faster if computed as `offload` computes prompts.
+    """Return the fewest tokens of a step from which computing it as a prompt is faster than as a decode step.
 
-    1 means that `offload` computes all steps alike; `NEVER` means that no step is faster.
+    `offload` says how either is computed. 1 means that it computes all steps alike, `NEVER` that no step is faster.
     """
     if offload.prompt == offload.decode:
         return 1

@@ -44,8 +44,8 @@ def feasible(problem: Problem) -> bool:
 def possible(problem: Problem, of: Residences, way: int, phase: RequestPhase) -> Mask:
     """Return which candidates can compute a phase in way `way`, `[candidates]`.
 
-    If a way differs from another only in segments that a candidate does not have, the way counts as impossible for that
-    candidate. So no configuration is compared twice.
+    `way` has the bits of `scheduler.model.offload.candidates.WAYS`. It also counts as impossible for candidates for
+    which it is `redundant`, so that no configuration is compared twice.
     """
     device, found = problem.machine.accelerator, ~of.redundant(way)
     if of.kv == "gpu":
@@ -69,8 +69,9 @@ def possible(problem: Problem, of: Residences, way: int, phase: RequestPhase) ->
 def _computes_least(of: Residences, way: int) -> Mask:
     """Return which candidates let the accelerator compute only its obligatory segments, `[candidates]`.
 
-    The accelerator must compute its resident segments and, if it has the keys and values, attention. If it must compute
-    streamed attention while other segments are on disk, it may compute these segments too, because of `_one_reader`.
+    The accelerator must compute its resident segments. If it has the keys and values, it must also compute attention.
+    If some of this attention is streamed while any segment is on disk, it may compute all streamed segments: by the
+    rule of `_one_reader`, they are computed in one place.
     """
     there = np.full(of.count, of.kv == "gpu")
     forced = there & of.disk.any(axis=0) & (of.attends & ~of.gpu).any(axis=0)  # by the rule of `_one_reader`
@@ -79,10 +80,10 @@ def _computes_least(of: Residences, way: int) -> Mask:
 
 
 def _one_reader(of: Residences, way: int) -> Mask:
-    """Return which candidates leave the disk to one reader, `[candidates]`.
+    """Return for which candidates only one reader uses the disk if they compute in way `way`, `[candidates]`.
 
-    A disk is read in the order of use, either by the ring or by the host. So either nothing is on disk, or all segments
-    outside the accelerator's memory are computed in one place.
+    The disk is read in the order of use, for the accelerator's ring or for the host, but not for both. So either
+    nothing is on disk, or all segments outside the accelerator's memory are computed on one device.
     """
     outside, there = ~of.gpu, of.on_accelerator(way)
     mixed = (outside & there).any(axis=0) & (outside & ~there).any(axis=0)
@@ -105,14 +106,17 @@ class TakenBytes:
         return found
 
     def total_with(self, other: "TakenBytes") -> I64:
-        """Return the total bytes if another phase takes `other`: buffers are allocated once, for the larger phase."""
+        """Return the total bytes for two phases, of which the other takes `other`: buffers have the larger size."""
         most = (np.maximum(self.kv, other.kv), np.maximum(self.slots, other.slots))
         found: I64 = self.resident + most[0] + most[1] + np.maximum(self.activations, other.activations)
         return found
 
 
 def fit_together(problem: Problem, of: Residences, prompt: int, decode: int) -> Mask:
-    """Return which candidates can compute prompts in one way and tokens in another, `[candidates]`."""
+    """Return which candidates fit into the accelerators' memory, `[candidates]`.
+
+    They compute prompts in way `prompt`, and the tokens of answers in way `decode`.
+    """
     found = np.ones(of.count, np.bool_)
     for number, card in enumerate(problem.machine.cards):
         long = accelerator_bytes(problem, of, prompt, problem.tokens, number)

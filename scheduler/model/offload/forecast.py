@@ -99,7 +99,7 @@ def _phase(problem: Problem, offload: Offload, phase: RequestPhase, steps: int, 
 
 @dataclass(frozen=True)
 class Gain:
-    """The benefit of more hardware: `times` as much of a `thing` makes the whole request `faster` times as fast."""
+    """The benefit of better hardware: with `times` as much of `thing`, the request is `faster` times as fast."""
 
     thing: str
     times: float

@@ -24,7 +24,7 @@ from scheduler.model.ring import neighbours
 from scheduler.model.sizes import LONGEST_CHUNK, TILE
 from tpi.kernels.memory import CardMemoryNeed
 
-_CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of either memory
+_CHUNK_SHARE = 8  # a chunk's activations take at most one eighth of either memory
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,10 @@ def head_tiles(work: NodeWork) -> int:
 
 
 def chunk_tokens(machine: NodeMachine, request: Workload, needs: Needs, longest: int = LONGEST_CHUNK) -> int:
-    """Return the tokens of a prompt step: `longest`, halved until its activations take a small part of each memory."""
+    """Return the tokens of a prompt step: at most `longest`, halved until its activations fit.
+
+    They may take an eighth of the host's memory, and an eighth of the smallest accelerator's.
+    """
     least = min((card.memory for card in machine.cards), default=machine.memory)
     chunk = min(longest, request.prompt * request.sequences)
     while chunk > 1 and not (
@@ -137,7 +140,7 @@ def _phase_parts(
 
 
 def _kv_slots(work: NodeWork, offload: Offload, request: Workload, there: Sequence[bool]) -> int:
-    """Return the bytes of the accelerator's slots for pages that are in RAM: one layer's pages per slot."""
+    """Return the bytes of the accelerator's slots for keys and values that are in RAM: one layer's pages per slot."""
     used = zip(work.segments, there, strict=True)
     attending = [segment.kv_token for segment, computed in used if computed and segment.kv_token]
     share = _slots(attending, ACCELERATOR_SLOTS[offload.pipeline]) / max(work.kv_token, 1)

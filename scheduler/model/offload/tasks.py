@@ -1,4 +1,4 @@
-"""The time of every task of a step, which candidate does which task, and a lower bound of the step's time.
+"""The time of every task of a step, the tasks that each candidate does, and a lower bound of the step's time.
 
 All candidates of a search are compared at once: arrays are `[segments, candidates]`.
 """
@@ -152,8 +152,8 @@ def bound(tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipelin
     """Return a lower bound of a step's seconds, as the mean over many steps, in closed form: `[candidates]`.
 
     The bound is the maximum of the computing time and each lane's busy time. In the memory pipeline with one
-    accelerator, the segments that share its only slot are copied and computed in turn, so both times add up. With
-    several accelerators, the copies of one may be hidden behind the work of another.
+    accelerator, a segment is copied to the only slot after the segment before it was computed. So the times of copying
+    and computing add up. With several accelerators, one may copy while another computes.
     """
     busy = busy_seconds(tasks, candidates)
     starts = [numbers.start for numbers in blocks]
@@ -209,7 +209,10 @@ def longest(first: F64, *others: F64) -> F64:
 
 
 def _on_accelerator(work: NodeWork, devices: Sequence[Accelerator], step: StepSize, cards: Cards) -> F64:
-    """Return the seconds of each segment on its accelerator, including its part of the hidden states' transfers."""
+    """Return the seconds of each segment on its accelerator, `[segments, 1]`.
+
+    A block's transfers of hidden states are divided among its segments, by bytes.
+    """
     link = _Links.of(devices)
     crossing = step.tokens * work.crossing * (1 / link.up + 1 / link.down) + 2 * link.latency
     sizes = _column([segment.nbytes for segment in work.segments])

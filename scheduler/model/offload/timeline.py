@@ -15,9 +15,9 @@ Each of several accelerators has its own slots and lanes. If some segments come 
 order of use, whichever accelerator they go to. Segments from disk are copied up one after the other, because the
 memory window has a single reader.
 
-Every start is a maximum of ends, so nothing ends earlier when a task takes longer. Several candidates are simulated at
-once: every time is an array `[candidates]`. The host's memory, which all lanes but the accelerator share, is a bound
-and not a lane.
+Each task starts at the latest end of the tasks before it, so nothing ends earlier when a task takes longer. Several
+candidates are simulated at once: every time is an array `[candidates]`. The host's memory, which all lanes but the
+accelerator share, is not a lane: a step takes at least as long as that memory is busy.
 """
 
 from collections.abc import Sequence
@@ -43,9 +43,10 @@ class OffloadTimes:
 def simulate_steps(
     tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipeline: Pipeline, steps: int = 2, slots: int = 0
 ) -> OffloadTimes:
-    """Simulate `steps` equal steps, starting with empty slots; no step is shorter than the host's memory is busy.
+    """Simulate `steps` equal steps in a row, starting with empty slots.
 
-    `slots` is the number of segment slots on the accelerator, if it has more than the pipeline needs.
+    A step takes at least as long as the host's memory is busy. `slots` is the number of segment slots on the
+    accelerator, if it has more than the pipeline needs.
     """
     clock = _Clock(tasks, candidates, pipeline, slots)
     ends = [np.zeros(len(candidates.head_read))]
@@ -141,7 +142,10 @@ class _Clock:
         return np.where(wanted, ended, 0.0)
 
     def _save_kv(self, number: int, ended: F64) -> F64:
-        """Simulate saving a segment's new keys and values; return the time at which the next segment may begin."""
+        """Simulate saving a segment's new keys and values from the time `ended` on.
+
+        Return the time at which the next segment may begin.
+        """
         wanted, card = self._masks.kv_up[number], self._card(number)
         saved = np.maximum(card.down, ended) + self._tasks.kv_down[number]
         card.down = np.where(wanted, saved, card.down)
@@ -154,7 +158,10 @@ class _Clock:
 
     @property
     def _turn(self) -> F64:
-        """The earliest start of a load: with a single slot, the end of the block before; else no limit."""
+        """The earliest time at which a load may start.
+
+        In the memory pipeline with one accelerator, it is the end of the block before; else there is no limit.
+        """
         return self._ready if self._one_slot and not self._several else self._never
 
 

@@ -90,7 +90,10 @@ class NodeWork:
 
 @dataclass(frozen=True)
 class StepSize:
-    """A step: `tokens` of `sequences` together, after which each sequence has `context` tokens; means of many steps."""
+    """The size of a step, as a mean over many steps.
+
+    It computes `tokens` tokens, of all `sequences` sequences together. After it, each sequence has `context` tokens.
+    """
 
     tokens: float
     sequences: int = 1

@@ -1,8 +1,9 @@
 """Linear programs for all pairs (batch size, number of micro-batches), each computed in given places.
 
-The seconds of every roof, and the bytes of each memory, are affine in r_w, r_c and the disk's share. So their values at
-four corners determine them. The best shares of a pair, in its best places, are the solution of a mixed integer linear
-program (HiGHS).
+A policy has three shares: of weights on the accelerator (r_w), of keys and values there (r_c), and of weights on disk.
+The seconds of every roof, and the bytes of each memory, are affine in these shares. So four of their values determine
+them: with all shares 0, and with one share 1. The best shares of a pair, in its best places, are the solution of a
+mixed integer linear program (HiGHS).
 """
 
 from collections.abc import Callable, Iterator
@@ -35,8 +36,8 @@ _DIGITS = 9  # significant digits of a share
 class Combination:
     """All pairs (batch size, number of micro-batches), with attention, neurons and residuals in given places.
 
-    Keys and values are all on one side or, if `divided`, on both. r_c is a multiple of 1 / `heads`; with `heads` 0 it
-    is any share.
+    A place is the host or the accelerator. Keys and values are all on one side or, if `divided`, on both. Their share
+    on the accelerator is a multiple of 1 / `heads`; with `heads` 0 it is any number from 0 to 1.
     """
 
     def __init__(
@@ -67,18 +68,18 @@ class Combination:
         self.bounds: F64 = np.full(len(batches), inf)  # set by `look_at`
 
     def counted(self, shares: Shares) -> Shares:
-        """Return shares in the program's units: if heads are whole, their number takes the place of r_c."""
+        """Return shares as the linear program counts them: keys and values in heads if `heads` is not 0."""
         weights, kv, disk = shares
         return weights, kv * (self.heads or 1), disk
 
     def share(self, counted: float) -> float:
-        """Return the share of keys and values from the program's units."""
+        """Return the share of keys and values from its number in the linear program, the inverse of `counted`."""
         return round(counted) / self.heads if self.heads else counted
 
     def bound(self, at: int) -> float:
-        """Return a lower bound of the seconds per sequence of pair number `at`.
+        """Return a lower bound of the seconds per sequence of pair number `at`, with each head on one device.
 
-        The result may be larger than the bound in `bounds`, for which a head may be divided between two devices.
+        It is at least the value in `bounds`, which allows a head to be divided between two devices.
         """
         if self.heads <= 1:
             return float(self.bounds[at])
@@ -89,8 +90,8 @@ class Combination:
     def look_at(self, pairs: I64) -> None:
         """Set `bounds` of the pairs numbered `pairs`: lower bounds of the seconds per sequence.
 
-        A bound is infinite if the memories rule its pair out. Each roof is bounded with the shares that suit it best,
-        among all that fit into the memories. If keys and values are not divided, both sides are tried.
+        A bound is infinite if the pair does not fit into the memories. For each roof, the bound takes the shares with
+        the fewest seconds among all that fit. If keys and values are not divided, both sides are tried.
         """
         (_, kv, _), (_, most_kv, _) = self.lower, self.upper
         sides = [(side, side) for side in sorted({kv, most_kv})] if self.heads == 1 else [(kv, most_kv)]
@@ -116,7 +117,10 @@ class Combination:
         return least
 
     def _least(self, pairs: I64, kv: float | F64, most_kv: float | F64) -> F64:
-        """Return lower bounds for `pairs`, with the share of keys and values from `kv` to `most_kv`, `[pairs]`."""
+        """Return lower bounds of the seconds per sequence, `[pairs]`.
+
+        The share of keys and values on the accelerator is from `kv` to `most_kv`.
+        """
         (weights, _, disk), (most_weights, _, most_disk) = self.lower, self.upper
         memory = [(_of_pairs(affine, pairs), room) for affine, room in self.memory]
         left = Vertices(memory, (weights, kv, disk), (most_weights, most_kv, most_disk))
@@ -134,7 +138,10 @@ def _of_pairs(affine: Affine, pairs: I64) -> Affine:
 
 
 def _allowed(limits: PolicyLimits, attention: bool, divided: bool, most: float) -> tuple[Shares, Shares]:
-    """Return the least and the largest value of each share; the accelerator computes with `most` of the weights."""
+    """Return the least and the largest value of each share.
+
+    `most` is the share of weights with which the accelerator computes: no other weights need be resident on it.
+    """
     weights, kv = limits.weights, limits.kv
     first, last = float(kv == "gpu"), float(attention and kv != "ram")
     if divided:
@@ -149,7 +156,7 @@ def _corners(base: PolicyPoint) -> list[PolicyPoint]:
 
 
 def _affine(values: list[object], count: int) -> Affine:
-    """Return the affine function that has the given values at the corners."""
+    """Return an affine function of the shares, for `count` pairs, from its values at the four points of `_corners`."""
     constant, *others = (np.broadcast_to(np.asarray(value, np.float64), (count,)) for value in values)
     weights, kv, disk = (other - constant for other in others)
     return np.array(constant), weights, kv, disk

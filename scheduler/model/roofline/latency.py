@@ -20,7 +20,7 @@ _CALLS = 5  # kernel calls for a micro-batch in a layer: two norms, heads, outpu
 _UP, _DOWN = 2, 2  # transfers of hidden states for these calls
 _ADDS, _ADD_UP, _ADD_DOWN = 2, 4, 2  # calls and transfers for the residual connections of a micro-batch
 _ADDED = 3  # times that a residual connection reads or writes hidden states
-HOST_OVERLAP = 3  # micro-batches needed for the host to attend while the accelerator computes: it runs two ahead
+HOST_OVERLAP = 3  # micro-batches needed for the host to attend, two ahead, while the accelerator computes
 PAGES_OVERLAP = 2  # micro-batches needed for keys and values to be copied while another micro-batch computes
 _SUMS = 2  # sums over all nodes in a layer
 _SLOTS = 2  # slots for layers' weights, on the accelerator and in RAM (from disk), and for micro-batches' pages
@@ -214,7 +214,8 @@ class _Layer:
     def _turns(self, found: dict[str, Number]) -> Number:
         """Return the seconds of work that cannot overlap for lack of micro-batches; 0 if there are enough.
 
-        With too few micro-batches, attention does not overlap with the work before it, and sums overlap with neither.
+        With too few micro-batches, the accelerator waits for attention: for the host to attend, or for keys and values
+        to arrive. Sums then overlap with neither. `found` has the seconds of the other resources.
         """
         at = self._at
         if self._prompt or not (at.attention or at.ffn):

@@ -27,7 +27,7 @@ class LayerShape:
         experts: number of routed experts.
         used: number of routed experts that a token uses.
         kv_token: bytes of the keys and values of one token, in the format `kv_dtype`.
-        pair: operations of one token with one token that it attends to.
+        pair: operations of attention for one token and one earlier token that it attends to.
         hidden: bytes of one token's hidden state.
         heads: bytes of one token's queries, keys and values.
         mixed: bytes of one token's result of attention.

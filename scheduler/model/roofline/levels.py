@@ -74,8 +74,9 @@ class Hierarchy:
     def turning_points(self, level: int, intensity: float, lower: int) -> TurningPoints:
         """Return the intensities at which the roofs for computing at `level` with bytes from `lower` cross.
 
-        `intensity` is the intensity at `level`. Equation 9 has the lower level's intensity on both sides. If the lower
-        memory is faster than the link, the solution is where its processor's roof ends; else it is 0.
+        `intensity` is the intensity at `level`. The lower level's intensity is on both sides of equation 9, which is
+        solved for it: if the lower memory is faster than the link, it is where the roof of the lower level's processor
+        ends; else it is 0.
         """
         link, at, below = self.between(level, lower), self.levels[level], self.levels[lower]
         move = below.operations / link if below.read > link else 0.0

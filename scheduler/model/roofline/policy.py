@@ -34,7 +34,8 @@ class PolicyLimits:
 
     Attributes:
         attention_there, ffn_there: A_g and F_g, whether the accelerator computes attention and neurons.
-        weights: where all weights are; with `gpu`, all weights with which the accelerator computes are resident on it.
+        weights: where all weights are. With `gpu`, all that the accelerator computes with are resident on it; other
+        weights stay in RAM.
         kv: where all keys and values are; if they are in the accelerator's memory, it attends.
         kv_heads: number of KV heads, each of which is on one side; 0: r_c may be any share; 1: all or none.
         micro_batches: number of micro-batches, in every batch with at least as many sequences.
@@ -81,12 +82,12 @@ class BatchProblem:
         request: the sequences.
         needs: memory needs in addition to weights, keys and values.
         chunk: the most tokens of prompts that are computed at once.
-        step: the most tokens of prompts for which weights cross the link once; 0: one chunk.
+        step: the most tokens of prompts in one step: chunks for which weights cross the link once; 0: one chunk.
         head: the head, which the host computes.
         limits: choices that the user fixed.
         pool: the least number of sequences with pages; 0: as many as are computed at once.
-        passing: bytes of RAM for each token of a step that waits while a chunk is computed; 0: every token needs as
-            much as a computed one.
+        passing: bytes of RAM for each token of a step, in addition to the activations of one chunk; 0: every token
+            of a step needs its activations at once.
         sums: the cost of sums over the group's nodes.
     """
 

@@ -1,4 +1,4 @@
-"""The search for the best policy of a batch: (N, mu) by enumeration, the other four by a mixed integer linear program.
+"""The search for the best policy of a batch: (N, mu) by enumeration, all else by a mixed integer linear program.
 
 Pairs of a batch and a number of micro-batches are solved in the order of a lower bound, until no pair can beat the best
 by more than `GAP`. If there are too many pairs, the first ones compared form a geometric series, and further ones lie
@@ -71,9 +71,9 @@ def best_policies(problems: Sequence[BatchProblem]) -> GroupChoice:
 
 
 class _Finder:
-    """The search for the best pair of a batch and a number of micro-batches.
+    """The search for the batch size and the number of micro-batches with the fewest seconds per sequence.
 
-    `policies` has each node's policy for the best pair so far. It is empty if no pair fits.
+    `policies` has each node's policy for the best such pair so far. It is empty while no pair is known to fit.
     """
 
     def __init__(self, problems: Sequence[BatchProblem]) -> None:
@@ -82,10 +82,11 @@ class _Finder:
         self.compared = self.solved = self.tightest = 0
 
     def look(self, batches: F64, parts: F64) -> None:
-        """Solve the pairs of `batches` and `parts` in the order of their bounds, until none can beat the best.
+        """Solve pairs in the order of their lower bounds, until none can beat the best pair so far.
 
-        Exact bounds take longer to calculate than rough ones. So they are calculated in the order of the rough bounds,
-        and only for as many pairs as needed.
+        Pair number i is of `batches[i]` sequences in `parts[i]` micro-batches. A pair has a rough bound and an exact
+        one, which takes longer to calculate. So exact bounds are calculated in the order of the rough ones, and only
+        for as many pairs as needed.
         """
         nodes = [_Node(problem, batches, parts) for problem in self._problems]
         rough: F64 = np.max([node.rough for node in nodes], axis=0)
@@ -116,7 +117,7 @@ class _Finder:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The batches and the numbers of micro-batches to compare; `parts` is None for all that a batch may have."""
+    """The batch sizes and the numbers of micro-batches to compare; `parts` None: every number that a batch allows."""
 
     batches: list[int]
     parts: list[int] | None = None

@@ -37,7 +37,7 @@ class CyclicShelf(ABC):
         return self._open()
 
     def pause(self) -> None:
-        """Forget the uses that were loaded ahead, and load nothing until `resume`. No load may be queued or running."""
+        """Forget the uses that were loaded ahead; load nothing until `resume`. No load may be queued or running."""
         self._paused = True
         self.cycle.rewind_to(self.cycle.head)
 
@@ -63,7 +63,10 @@ class CyclicShelf(ABC):
         return self._claimed, loads
 
     def release(self, slots: int) -> Sequence[Load]:
-        """Remove one hold of a use; after the last, return the loads for which there is room now."""
+        """Remove one hold of the use number `slots`; after its last hold, return the loads for which there is room.
+
+        If the use's load failed, it becomes the next use again, and no loads are returned.
+        """
         if not self.cycle.unpin(slots):
             return ()
         if self._errors[slots % self.cycle.period] is None or self.failure(slots) is None:

@@ -30,7 +30,7 @@ class BlockLoad(Load):
     """A load of `block` into `slot`, in chunks that several threads read at once.
 
     Attributes:
-        requested: the time from which it could begin, in seconds: waking a reader counts as loading.
+        requested: the time at which the load was created, in seconds. Waking a reader thus counts as loading.
         ended: the time at which it ended, in seconds; 0 before.
     """
 
@@ -40,8 +40,8 @@ class BlockLoad(Load):
         self.view = extent.view(slot)
         self.requested, self.ended = time.perf_counter(), 0.0
         self._chunk = chunk
-        self._front = 0  # the first chunk that has not been read: chunks end in any order
-        self._beyond = set[int]()  # chunks read beyond it
+        self._front = 0  # number of the first chunk that has not been read; chunks end in any order
+        self._beyond = set[int]()  # numbers of later chunks that have been read
 
     def may_begin(self) -> bool:
         """Return True if no cancelled load is still being read into the same place."""

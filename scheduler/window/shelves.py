@@ -55,14 +55,14 @@ class StreamedShelf(CyclicShelf):
         return self._log.name(unit)
 
     def load_of(self, use: int, place: int) -> Load | None:
-        """Return the load of `use`; None if the node has no unit of the use's block."""
+        """Return a new load for `use`, in the place number `place`; None if the use's block has no bytes here."""
         if not self.loads[place].extent.slot_bytes:
             return None
         self.loads[place] = load = self._make(self, self._units[place], place)
         return load
 
     def may_begin(self, load: Load) -> bool:
-        """Return True if no chunk of a cancelled load is being read, since both may use the same memory."""
+        """Return True if no chunk of any cancelled load is being read: it might go to the memory of `load`."""
         return not self._stragglers
 
     def awaited(self, slots: int, began: float, ended: float) -> None:
@@ -120,7 +120,7 @@ class ResidentShelf:
         return 1
 
     def claim(self, units: tuple[int]) -> tuple[int, Sequence[Load]]:
-        """Return a block, and its load if the last one failed."""
+        """Return the block of `units` as its slot, and a new load if its last load failed."""
         (block,) = units
         if self.failure(block) is None:
             return block, ()

@@ -134,8 +134,8 @@ def residences(problem: Problem, kv: KvTier, pipeline: Pipeline) -> Residences |
 def _shared_bytes(problem: Problem, gpu: Mask, kv: KvTier, pipeline: Pipeline) -> I64:
     """Return the bytes of the host's memory that accelerators without memory of their own take, `[candidates]`.
 
-    An accelerator with resident segments also needs slots for streamed ones and its kernels' buffers; the result
-    includes the most that these can take.
+    `gpu` marks their resident segments. If there are any, the result includes the most that slots for streamed segments
+    and the kernels' buffers can take.
     """
     if not problem.machine.shared:
         return np.zeros(gpu.shape[1], np.int64)
@@ -149,7 +149,10 @@ def _shared_bytes(problem: Problem, gpu: Mask, kv: KvTier, pipeline: Pipeline) -
 
 
 def evenly(items: Sequence[T]) -> list[T]:
-    """Return `items` in an order in which every prefix is spread about evenly (van der Corput's sequence)."""
+    """Return `items` in an order of which any number of first items is about evenly spaced.
+
+    The order is van der Corput's sequence.
+    """
     return [items[at] for at in sorted(range(len(items)), key=_reversed_bits)]
 
 
@@ -178,9 +181,10 @@ def _resident_masks(problem: Problem) -> Iterator[Mask]:
 
 
 def _free_sizes(problem: Problem, ends: Sequence[I64]) -> set[int]:
-    """Return the sizes to try for the memory that resident segments leave free on every accelerator, in bytes.
+    """Return the numbers of bytes to try for what resident segments leave free on each accelerator.
 
-    `ends[card][n]` is the bytes of the first n segments of an accelerator.
+    `ends[card][n]` is the bytes of the first n segments of an accelerator. About `_MOST_COUNTS` numbers of segments are
+    tried, and every number that leaves little free (`_most_other_bytes`).
     """
     reserve, step = _most_other_bytes(problem), -(-len(problem.work.segments) // _MOST_COUNTS)
     found: set[int] = set()
@@ -192,10 +196,7 @@ def _free_sizes(problem: Problem, ends: Sequence[I64]) -> set[int]:
 
 
 def _most_other_bytes(problem: Problem) -> int:
-    """Return the most bytes that the accelerator needs for all purposes except resident segments.
-
-    Where this much or less is left, every number of segments is tried.
-    """
+    """Return the most bytes that the accelerator needs for all purposes except resident segments."""
     slots = max(ACCELERATOR_SLOTS.values()) * int(problem.sizes.max())
     return kv_pages(problem.work, problem.request) + slots + problem.needs.card_need.nbytes(problem.tokens)
 
@@ -211,7 +212,8 @@ def _orders(problem: Problem) -> list[list[int]]:
 def _kept_first(problem: Problem) -> list[int]:
     """Return the segments in the order in which RAM keeps them.
 
-    Without an accelerator, experts are read from disk one by one. Experts come last, as a token needs few experts.
+    Without an accelerator, experts are read from disk one by one, and a token needs few of them. So their segments come
+    last.
     """
     order = _orders(problem)[-1]
     if problem.machine.cards:

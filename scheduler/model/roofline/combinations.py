@@ -171,7 +171,7 @@ def solve_pair(
         problem: the problem of a node.
         tables: the combinations of places to choose from.
         at: the number of the pair.
-        bound: a lower bound of the seconds per sequence, which sets the scale of the program's numbers.
+        bound: a lower bound of the seconds per sequence. It only scales the program's numbers.
     """
     from scipy.optimize import Bounds, LinearConstraint
 
@@ -214,10 +214,10 @@ def solve_pair(
 
 
 def _rows(tables: list[Combination], at: int, scale: float) -> Iterator[tuple[F64, float]]:
-    """Yield the left side and the limit of each inequality.
+    """Yield the left side and the limit of each inequality of the linear program for pair number `at`.
 
-    The unknowns are, for each combination, whether it is chosen, r_w, r_c and the disk's share; then the two phases'
-    times. If heads are whole, the number of resident key and value heads takes the place of r_c.
+    The unknowns are four for each combination: whether it is chosen, and its three shares as `Combination.counted`
+    counts them. Two more are the seconds of a layer in each phase, in units of `scale` seconds.
     """
     count = 4 * len(tables)
 

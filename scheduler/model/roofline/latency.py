@@ -71,12 +71,12 @@ def head_seconds(problem: BatchProblem, batch: Number) -> float:
 
 
 def without_partial_ffn(problem: BatchProblem, policy: BatchPolicy) -> BatchPolicy:
-    """Return the policy, or one with fewer weights resident on the accelerator if that is faster.
+    """Return the policy, or one without resident neurons if that is faster.
 
     If some of a layer's dense neurons are resident and others streamed, each micro-batch takes two calls, and its
-    results cross the link twice. The linear program does not include this cost. If the link has time to spare, fewer
-    calls are worth more than fewer bytes, and the better policy has only attention's weights resident, or none. Experts
-    take one call wherever they are stored, so a model with experts keeps its policy.
+    results cross the link twice. The linear program does not include this cost. So if the link has time to spare, it
+    can be faster to stream all neurons and to have only attention's weights resident, or none. Experts take one call
+    wherever they are stored, so the policy of a model with experts is returned unchanged.
     """
     layer, device = problem.layer, problem.machine.accelerator
     share = layer.attention_bytes / layer.nbytes if layer.nbytes else 0.0

@@ -150,9 +150,10 @@ class _Sizes:
 
 
 class _Node:
-    """One node's bounds for every pair, `[pairs]`: `least` is a lower bound of its seconds per sequence.
+    """One node's lower bounds of the seconds per sequence for every pair, `[pairs]`.
 
-    `rough` is a lower bound of `least` that is known from the start. Both are infinite if the memories rule a pair out.
+    `rough` is known from the start. `least` is at least as large, and equal to `rough` until `look_at` calculates it.
+    Both are infinite if a pair does not fit into the memories.
     """
 
     def __init__(self, problem: BatchProblem, batches: F64, parts: F64) -> None:
@@ -163,7 +164,7 @@ class _Node:
         self.least = self.rough.copy()
 
     def look_at(self, pairs: I64) -> F64:
-        """Return `least` of the pairs numbered `pairs`; calculate values that are not known yet."""
+        """Calculate `least` of the pairs numbered `pairs`, and return it."""
         for table in self._tables:
             table.look_at(pairs)
         self.least[pairs] = np.min([np.full(len(pairs), inf), *(table.bounds[pairs] for table in self._tables)], axis=0)
@@ -171,7 +172,7 @@ class _Node:
         return found
 
     def promising(self, at: int, limit: float) -> list[Combination]:
-        """Return the combinations with which pair number `at` may take less than `limit` seconds per sequence."""
+        """Return the combinations of places with which pair number `at` may take less than `limit` s per sequence."""
         return [table for table in self._tables if table.bounds[at] < limit and table.bound(at) < limit]
 
     def solved(self, at: int, tables: list[Combination]) -> tuple[float, BatchPolicy] | None:

@@ -21,10 +21,10 @@ _PARALLEL = 1e-9  # determinant below which limits count as parallel; the larges
 
 
 class Vertices:
-    """The points where three limits of the shares meet within all other limits.
+    """The vertices of the allowed shares, for each pair: points where three limits meet, within all other limits.
 
-    Shares are the first axis of every array, `[3, threes, pairs]`: sums over three adjacent numbers would take ten
-    times as long.
+    Arrays are `[3, threes, pairs]`: the shares, the choices of three limits, and the pairs. Shares come first because
+    sums over three adjacent numbers would take ten times as long.
     """
 
     def __init__(self, memories: Sequence[tuple[Affine, float]], lower: Bounds, upper: Bounds) -> None:
@@ -62,7 +62,7 @@ def _cross(one: F64, other: F64) -> F64:
 
 
 def _opposite(rows: tuple[int, ...]) -> bool:
-    """Return True if two of the limits `rows` bound the same share from both sides, so that they never meet."""
+    """Return True if two of the limits numbered `rows` are the bounds of one share, which never meet."""
     return any(number + 3 in rows for number in rows if number < 3)
 
 

@@ -56,7 +56,7 @@ class SegmentHold(Protocol[S_co]):
 
 
 class Demanded(Protocol[S_co]):
-    """A block of which only the units that a step needs are held."""
+    """A block with units, such as experts, of which a step holds only those that it needs."""
 
     def wanting(self, wanted: Wanted) -> SegmentHold[S_co]:
         """Return a hold of the units that every step needs and of `wanted`, each unit once."""
@@ -66,10 +66,13 @@ class Demanded(Protocol[S_co]):
 
 
 class StepListener(Protocol):
-    """The protocol of an object that is told when steps begin and fail."""
+    """The protocol of an object with methods that are called when a step begins and when it fails."""
 
     def begin(self, short: bool) -> None:
-        """Begin a step, a `short` one or not; raise the error of a transfer of an earlier step, if one failed."""
+        """Begin a step; raise the error of a transfer of an earlier step, if one failed.
+
+        `short` is True if the step uses the arrangement for short steps.
+        """
 
     def abandon(self) -> None:
         """Abort the step."""
@@ -94,7 +97,7 @@ class Weights(Generic[S]):
             arrangement: the arrangement for steps of at least `crossover` tokens.
             short: the arrangement for shorter steps; None: `arrangement`.
             crossover: the least number of tokens of a step that uses `arrangement`.
-            steps: receiver of the beginning and the failure of every step.
+            steps: an object whose methods are called when a step begins or fails.
         """
         self.window = window
         self.now = arrangement

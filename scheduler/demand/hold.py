@@ -33,8 +33,8 @@ class DemandedBlock(Generic[S]):
         """Create the block with number `block`.
 
         Args:
-            always: segments that every step computes. At least one is required, so that every step has a result; it
-                may be empty.
+            always: the segments that every step computes, with their holds. There is at least one, which may be empty,
+                so that every step has a result.
             units: the units that this node has; others belong to other nodes.
             cache: the cache that loads the units.
             gathered: makes one segment from units that are computed together.

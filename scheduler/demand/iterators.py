@@ -23,8 +23,8 @@ class GroupIterator(Iterator[list[Bytes]]):
     ) -> None:
         """Iterate in groups of `size` units.
 
-        `pin(units, at_least)` pins units, beginning with the first, and returns their number; `wait` returns the bytes
-        of pinned units when they are loaded; `unpin` releases units.
+        `pin(units, at_least)` pins as many of `units` as fit, the first ones, and returns their number, which is not
+        below `at_least`. `wait` returns the bytes of pinned units when they are loaded; `unpin` releases units.
         """
         self._units, self._size, self._pin, self._wait, self._unpin = units, size, pin, wait, unpin
         self._used = self._given = self._pinned = 0  # units before these positions are released, handed out, pinned

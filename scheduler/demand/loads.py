@@ -1,7 +1,7 @@
 """The decision which units a demand cache reads ahead, and when.
 
-A demand load must wait for a read-ahead that is still running. Therefore the gaps between demands are measured, from
-the end of one hold's loads to the next hold, and read-ahead is limited to the usual gap.
+A load on demand must wait for a read-ahead that is still running. Therefore a gap is measured each time: from the end
+of one hold's loads to the next hold. Units are read ahead only if that takes no longer than the usual gap.
 """
 
 from collections import deque
@@ -10,11 +10,11 @@ from math import inf
 from typing import Protocol
 
 SAMPLES = 15  # number of recent gaps whose median is used
-_JUDGED = 16  # units that were read ahead: enough to judge hints by
-_REMEMBERED = 256  # units; with more, older ones count half
+_JUDGED = 16  # hints are judged once so many units that were read ahead have been used or evicted
+_REMEMBERED = 256  # when so many units have been counted, their counts are halved, so that later ones weigh more
 _RETRY = 16  # while most hints are wrong, one of so many is followed all the same
 _FEWEST = 3  # gaps that must have been seen before anything is read ahead
-_MOST_AHEAD = 64  # units that may wait to be read ahead; others are forgotten
+_MOST_AHEAD = 64  # the most units in the queue after `add_first`; the last ones are dropped
 
 
 class ReadAheadQueue:

@@ -122,10 +122,8 @@ class Pinned:
 class Importance:
     """The policy that evicts the unit of least importance, v = a + lambda f (DynamicInfer).
 
-    a is 1 for a predicted unit, else 0; f is the unit's frequency of use.
-
-    Without a hint for a block, the units that its last step used are predicted. A use counts half as much in `f` after
-    `half_life` steps. `weight` is lambda.
+    a is 1 for a predicted unit, else 0; f is the unit's frequency of use. A use counts half as much in f after
+    `half_life` steps. `weight` is lambda. If there is no hint for a block, the units of its last use are predicted.
     """
 
     def __init__(self, blocks: Units, half_life: float, weight: float) -> None:

@@ -31,7 +31,7 @@ class UnitShelf(PriorityShelf[np.int64]):
         self._unused = np.zeros(slots, np.bool_)  # True for slots that were filled ahead and not used since
         self._announced: dict[int, Units] = {}  # expected units by block
         self._wanted_soon = np.zeros(units, np.bool_)  # True for these units
-        self._demanded = 0  # number of loads that a hold waits for
+        self._demanded = 0  # number of loads on demand that have not ended
         self._ahead: dict[Load, int] = {}  # bytes of each load ahead that has not ended
 
     @property
@@ -102,10 +102,10 @@ class UnitShelf(PriorityShelf[np.int64]):
         self.read_ahead.add(self.table.missing(units).tolist())
 
     def spare(self, speed: float) -> Load | None:
-        """Return a load of a unit to read ahead, or None.
+        """Return a load of the next unit to read ahead, or None.
 
-        The unit must have a higher priority than the unit that it replaces. There must be time to load it at `speed`
-        bytes per second.
+        The unit must have a higher priority than the unit that it replaces, and there must be time to load it at
+        `speed` bytes per second. Otherwise, or if hints have been wrong, clear the queue and return None.
         """
         unit = self.read_ahead.pop(lambda unit: self.table.slot_of[unit] >= 0)
         if unit is None:
@@ -152,7 +152,7 @@ class UnitShelf(PriorityShelf[np.int64]):
         return Load(self, unit, slot, self._names[unit[0]])
 
     def _mark(self, block: int, units: Units) -> None:
-        """Mark `units` as expected, and no other units of `block`."""
+        """Mark `units` as the only units of `block` that are expected."""
         self._wanted_soon[self._announced.pop(block, units)] = False
         self._wanted_soon[units] = True
         self._announced[block] = units

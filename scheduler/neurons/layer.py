@@ -75,7 +75,7 @@ class LayerArena(PriorityShelf[np.int32]):
             return self._held(shares)
 
     def divide_active(self, active: I32) -> HeldNeurons:
-        """Divide the neurons `active`, int32, ascending and unique; all of them are computed."""
+        """Divide the neurons `active` by where they are, so that all are computed; int32, ascending and unique."""
         with self._lock:
             there = self._marks()[active]
             return self._held(NeuronShares(active[there], active[~there], 0.0, 0.0))
@@ -104,7 +104,10 @@ class LayerArena(PriorityShelf[np.int32]):
                 self.importance.update(active)
 
     def record_accelerator_time(self, count: int, seconds: float, tokens: int = 1) -> None:
-        """Record that the accelerator computed `count` neurons in `seconds`, transfers of activations included."""
+        """Record that the accelerator computed `count` neurons for `tokens` tokens in `seconds`.
+
+        The time includes the transfers of activations.
+        """
         self._arena.figures.accelerator_seconds += seconds
         self._arena.meter.record("accelerator", count, seconds, tokens)
 

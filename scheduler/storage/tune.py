@@ -57,10 +57,10 @@ class DiskSpeed:
     def open(self, block: int = 1 << 30) -> DirectDisk:
         """Return a disk that reads blocks of `block` bytes in equal parts, of about the measured size.
 
-        Between two reads a reader must win a core from the computing threads, so several reads are in flight; but reads
-        are not made smaller than `_LARGE` to have more than `_AT_ONCE` of them. At most one block's parts are in
-        flight. With more, two blocks would share the disk and finish together, and the disk would be idle until the
-        first had been used.
+        Between two reads, a reader must get a core from the computing threads. So several reads are in flight: at least
+        `_AT_ONCE`, and more if they can be larger than `_LARGE` each. At most one block's parts are in flight. With
+        more, two blocks would share the disk and finish together, and the disk would be idle until the first had been
+        used.
         """
         least = min(max(block // _LARGE, _AT_ONCE), self.threads)
         parts = max(round(block / self.chunk), least)
@@ -68,12 +68,12 @@ class DiskSpeed:
 
 
 def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
-    """Return the best way to read the disk of `files`: remembered in `cache`/disks.json, or measured in 2.5 s.
+    """Return the best way to read the disk of `files`, from `cache`/disks.json, or measured now in 2.5 s.
 
-    A measurement is remembered for a week, until the next boot (after which disks may have other numbers), or until a
-    run contradicts it (`mark_doubted`). If the files are too small or unreadable, the defaults are returned and not
-    remembered. Processes that share a cache measure one after the other: each has the disk to itself, and later
-    processes find the measurement of the first.
+    A measurement is stored in this file. It is valid for a week, but only until the next boot (after which disks may
+    have other numbers), and only until a run contradicts it (`mark_doubted`). If the files are too small or unreadable,
+    the defaults are returned and not stored. Processes that share a cache measure one after the other. So each has the
+    disk to itself, and later ones find the measurement of the first.
     """
     present = [path for path in files if path.is_file()]
     extents = [Extent(path, 0, path.stat().st_size // PAGE * PAGE) for path in present]
@@ -109,7 +109,10 @@ def mark_doubted(files: Sequence[Path], cache: Path) -> None:
 
 
 def _confirmed(before: DiskSpeed | None, found: DiskSpeed) -> DiskSpeed:
-    """Return the new measurement `found`; it is confirmed if it agrees with a measurement `before` that was doubted."""
+    """Return the new measurement `found`, dated now.
+
+    Mark it as confirmed if it agrees with the measurement `before`, and that one was doubted.
+    """
     doubted = before is not None and before.doubted
     same = before is not None and _agree(before.bytes_per_second, found.bytes_per_second, _SAME)
     return replace(found, at=time.time(), confirmed=doubted and same)
@@ -184,13 +187,16 @@ def _one_at_a_time(lock: Path) -> Iterator[None]:
 
 
 def _key(path: Path) -> str:
-    """Return the key of the disk that holds `path`. In a testbed, each device has a speed of its own on one disk."""
+    """Return the key of the disk that holds `path`, which names the current boot.
+
+    In a testbed it also names the device, because each has a disk speed of its own, although they share a disk.
+    """
     device = "".join(f"{os.environ[name]} " for name in ("TPI_TESTBED", "TPI_DEVICE") if name in os.environ)
     return f"{device}{path.stat().st_dev} {_boot()}"
 
 
 def _lasts(key: str) -> bool:
-    """Return True if `key` is of this boot and, if it is of a device of a testbed, of this testbed."""
+    """Return True if `key` names this boot and, if it names a testbed at all, the testbed that this process is in."""
     return key.endswith(f" {_boot()}") and (len(key.split()) == 2 or key.split()[0] == os.environ.get("TPI_TESTBED"))
 
 

@@ -42,7 +42,7 @@ class QueuedTransfer:
 
     @property
     def ready(self) -> bool:
-        """True if all transfers that this one waits for have ended."""
+        """True if all transfers that must end before this one have ended, so that it may start."""
         return all(before.done for before in self._after) and (self._behind is None or self._behind.done)
 
     def wait(self) -> None:

@@ -83,9 +83,10 @@ class SegmentShelf(CyclicShelf, Source):
 
 
 class DeviceRing:
-    """The ring of a node. Only one thread may hold segments. A released segment is freed once its device has used it.
+    """The ring of a node's accelerators. Only one thread may hold segments.
 
-    The rules of holds, loads and failures are those of `scheduler.slots.cache.SlotCache`. A new ring is paused.
+    The memory of a released segment is overwritten only after its device has made the calls that use the segment. Other
+    rules of holds, loads and failures are those of `scheduler.slots.cache.SlotCache`. A new ring is paused.
     """
 
     def __init__(

@@ -103,12 +103,15 @@ class Timeline:
 
 
 def simulate(ring: Ring, costs: Costs, tokens: int = 8) -> Timeline:
-    """Simulate `tokens` equal tokens over a cold ring; resident blocks are in memory from the start."""
+    """Simulate `tokens` equal tokens, starting with an empty ring; resident blocks are in memory from the start."""
     return replay(ring, [costs], tokens)
 
 
 def replay(ring: Ring, history: Sequence[Costs], tokens: int) -> Timeline:
-    """Simulate `tokens` tokens over a cold ring, with the costs of each token in `history`, repeated as necessary."""
+    """Simulate `tokens` tokens, starting with an empty ring.
+
+    `history` has the costs of one token each; the list is repeated as often as necessary.
+    """
     streamed, period = set(ring.blocks), len(ring.blocks)
     released: list[float] = []
     now = loaded = 0.0

@@ -55,7 +55,16 @@ class ArenaLayer:
 
 
 def arena_layer(name: str, records: Bytes, frequency: F64, chosen: I32, fixed: float = FIXED) -> ArenaLayer:
-    """Return a layer whose slots hold `chosen` neurons, less the least active ones beyond whole units.
+    """Return a layer whose slots hold the neurons `chosen` at first.
+
+    The number of slots is rounded down to a multiple of `FFN_UNIT`; the least active of `chosen` are left out.
+
+    Args:
+        name: the layer's name in traces and errors.
+        records: all of its neurons, `[neurons, record_bytes]` uint8.
+        frequency: the share of tokens for which each neuron is active, `[neurons]`.
+        chosen: the neurons to place on the accelerator, in any order.
+        fixed: the share of the slots, those of the most active neurons, that are never replaced.
 
     Raises:
         PlanError: if `frequency` does not have one value for each neuron.

@@ -106,9 +106,9 @@ class CyclicShelf(ABC):
 
     @abstractmethod
     def load_of(self, use: int, place: int) -> Load | None:
-        """Return the load of use number `use`, with its `place` in the period as `slots`.
+        """Return a new load for use number `use`; None if the unit of this use has no bytes.
 
-        Return None if the unit of the use has no bytes.
+        `place` is the position of the use in the period; it becomes the load's `slots`.
         """
 
     def _open(self) -> Sequence[Load]:

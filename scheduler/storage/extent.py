@@ -37,9 +37,10 @@ class Extent:
 
 
 def tile_starts(run: RunLayout, size: int) -> list[int]:
-    """Return the first unit of each tile of about `size` bytes; tiles start on page boundaries if `size` allows it.
+    """Return the number of the first unit of each tile, if the units of `run` are divided into tiles of `size` bytes.
 
-    A tile has at least one unit.
+    A tile is rounded down to whole units, but has at least one. If `size` is large enough, tiles are also rounded down
+    so that each starts on a page boundary.
     """
     units = max(1, size // run.unit_bytes)
     even = PAGE // gcd(PAGE, run.unit_bytes)

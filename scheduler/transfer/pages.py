@@ -46,7 +46,7 @@ class StagedPages:
         queue: TransferQueue,
         link: int = 0,
     ) -> None:
-        """Serve layers whose keys and values are stored on the host.
+        """Create the staged pages of layers whose keys and values are stored on the host.
 
         Args:
             device: the accelerator that attends.

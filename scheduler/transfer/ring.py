@@ -49,7 +49,10 @@ class RingPart:
 
 
 class SegmentShelf(CyclicShelf, Source):
-    """The segments of a ring, each in the memory of its accelerator, at the ring's offset; the source of its loads."""
+    """The segments of a ring, and the source that loads them.
+
+    A segment is loaded to the offset that the ring gives it, in the memory of the accelerator that it goes to.
+    """
 
     def __init__(self, parts: Sequence[RingPart], ring: Ring, contents: Mapping[int, RingSegment]) -> None:
         super().__init__(ring)

@@ -72,8 +72,8 @@ class Meter(LoadStats):
     def entered(self, block: int, begun: float) -> None:
         """Record that a hold of `block` was requested at the time `begun`.
 
-        The time since the last release counts as an exchange. If `block` does not come after the last block, another
-        pass begins, that is, another token.
+        The time since the last release counts as an exchange. If the number `block` is not above that of the last hold,
+        a new pass over the blocks has begun, that is, a new token.
         """
         if self._last >= 0:
             self._exchange[self._last].append(begun - self._left_at)
@@ -89,8 +89,8 @@ class Meter(LoadStats):
     def waited(self, seconds: float) -> None:
         """Count a hold that waited.
 
-        `seconds` is the time from the end of the load, or from the start of the wait if that is later, until the hold
-        went on.
+        `seconds` is the wake-up time: from the end of the load, or from the start of the wait if that is later, until
+        the waiting thread ran again.
         """
         self.stalls += 1
         self._wakes[-1].append(seconds)

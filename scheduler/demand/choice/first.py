@@ -22,9 +22,10 @@ def trained_policy(choice: PolicyChoice, keys: Sequence[Key], recording: Recordi
 
 
 def units_to_keep(policy: Policy, keys: Sequence[Key], count: int) -> list[Key]:
-    """Return the `count` units that the policy would keep, in the order of blocks.
+    """Return the keys of the `count` units with the highest priority, in the order of `keys`.
 
-    Of units with equal priority, the same ones of every block are chosen.
+    Of units with equal priority, those with the lowest numbers within their block are chosen, about equally many of
+    each block.
     """
     priority = policy.priority(np.arange(len(keys)))
     blocks, units = np.array(keys, np.int64).reshape(-1, 2).T

@@ -51,7 +51,7 @@ class ReadSizes:
 
     @classmethod
     def of(cls, record_bytes: int, gap: int, least: int = 0) -> "ReadSizes":
-        """Return the sizes for records of `record_bytes` bytes; `gap` and `least` are in bytes."""
+        """Return the limits for records of `record_bytes` bytes. Here `gap` and `least` are in bytes, not records."""
         most = max(1, LONGEST // record_bytes)
         return cls(gap // record_bytes, most, min(most, max(1, -(-least // record_bytes))))
 

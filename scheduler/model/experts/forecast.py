@@ -97,7 +97,7 @@ def best_demand(problem: Problem, experts: ExpertWork, hit_rate: HitRate) -> Dem
     Args:
         problem: the work, and the machine to place it on.
         experts: the routed experts.
-        hit_rate: returns the share of wanted experts that are on the accelerator for a number of slots.
+        hit_rate: takes a number of slots; returns the expected share of wanted experts that are in them.
     """
     if len(problem.machine.cards) != 1 or problem.limits.weights or problem.limits.decode == "accelerator":
         return None

@@ -143,7 +143,7 @@ class _Visitor:
         return max(0.0, wait)
 
     def _read(self, ahead: float) -> float:
-        """Return the bytes that are read for a token if `ahead` bytes of memory are set aside."""
+        """Return the bytes that the disk reads for a token if `ahead` bytes of memory are set aside to read ahead."""
         excess = max(0.0, self.weights + self.kept + ahead - self.room)
         read = 0.0
         for each in sorted(self.kinds, key=lambda kind: kind.read_from_disk):

@@ -176,7 +176,8 @@ class Search:
     def _near_groups(self) -> list[Members]:
         """Return every single node and, unless only single nodes are wanted, clusters of near nodes.
 
-        Clusters begin as single nodes. The two that are nearest to each other are joined, again and again.
+        Clusters begin as single nodes. Again and again, two clusters are joined: those whose nodes together have the
+        fastest allreduce.
         """
         clusters: list[Members] = [(rank,) for rank in self.problem.everyone]
         found = list(clusters)

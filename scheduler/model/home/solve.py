@@ -59,8 +59,8 @@ def proportional(units: int, speeds: Sequence[float]) -> list[int]:
 def _sets(problem: HomeProblem, everyone: Members) -> list[Members]:
     """Return the sets of nodes that may be the best.
 
-    Up to `_EVERY_SET` nodes, these are all sets. For more nodes, these are the sets that result from leaving out one
-    node after the other.
+    Every set contains the master. Up to `_EVERY_SET` nodes, these are all such sets, but only one of several alike ones.
+    For more nodes, one node after the other is left out, each time the one without which `HomeProblem.bound` is least.
     """
     if len(everyone) <= _EVERY_SET:
         every = ((0, *others) for size in everyone for others in combinations(everyone[1:], size))
@@ -73,7 +73,7 @@ def _sets(problem: HomeProblem, everyone: Members) -> list[Members]:
 
 
 def _alike(problem: HomeProblem, members: Members) -> tuple[object, ...]:
-    """Return a key that is equal for sets whose nodes and sums differ only in names."""
+    """Return a key of the set `members`, equal for two sets if only the names of their nodes differ."""
     nodes = sorted(astuple(problem.nodes[rank])[1:] for rank in members)
     return (*nodes, problem.sums(members))
 
@@ -81,8 +81,8 @@ def _alike(problem: HomeProblem, members: Members) -> tuple[object, ...]:
 def split_over(problem: HomeProblem, members: Members) -> HomeSplit | None:
     """Return the best split over exactly these nodes; None if it does not fit into their memories.
 
-    Each kind of unit has its slowest node, so the kinds can be divided one by one if all of them fit into memory, or if
-    there is one node. Otherwise HiGHS divides them together.
+    Each kind of unit takes as long as its own slowest node. So if everything fits into memory, or if there is one node,
+    the kinds are divided one by one. Otherwise HiGHS divides them together.
     """
     model = _Model(problem, members)
     if (found := model.divided()) is not None:

@@ -160,9 +160,10 @@ class Layout:
         return self.compute + self.exchange + self.hops + self.disk
 
     def streams(self, count: int) -> float:
-        """Return the seconds per token of `count` streams together: each stage computes a step of some streams.
+        """Return the seconds per token of `count` streams together.
 
-        The streams are divided equally among as many steps as can be in flight.
+        The streams are divided equally among as many steps as can be in flight (`in_flight`), each of which is in
+        another stage.
         """
         rows = ceil(count / self.in_flight)
         steps = [self._step(stage, rows) for stage in self.stages]

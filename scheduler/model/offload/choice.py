@@ -67,7 +67,7 @@ _Found = tuple[_Rank, OffloadChoice]
 
 
 def _choose(problem: Problem, within: _Rank) -> _Found | None:
-    """Return the best configuration of `problem`, and its rank; None if none is better than the rank `within`."""
+    """Return the best configuration of `problem`, and its rank (`_Group.rank`); None if it does not beat `within`."""
     groups = [_Group(problem, of) for of in all_residences(problem)]
     ranked = sorted(
         (group.rank(column, seconds), number, column)

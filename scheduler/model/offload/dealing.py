@@ -30,16 +30,16 @@ def to_be_dealt(problem: Problem) -> bool:
 
 
 def dealt_problems(problem: Problem) -> list[Problem]:
-    """Return the problem divided in each of the ways that are compared."""
+    """Return copies of the problem, one for each way to divide its segments among the accelerators."""
     ways = (deal(problem.work, shares) for shares in _shares(problem.machine.cards) for deal in (by_parts, by_layers))
     return [replace(problem, cards=cards) for cards in dict.fromkeys(ways)]
 
 
 def by_parts(work: NodeWork, shares: Sequence[float]) -> Cards:
-    """Return each segment's accelerator, with every block divided among the accelerators.
+    """Return each segment's accelerator, with the segments of every block divided among the accelerators.
 
-    Neighbouring segments are on the same accelerator. A block that is one segment goes to the accelerator with the
-    largest deficit.
+    `shares` is each accelerator's share of all bytes. An accelerator gets neighbouring segments of a block. A block
+    that is one segment goes to the accelerator with the largest deficit.
     """
     found: list[int] = []
     behind = [0.0] * len(shares)

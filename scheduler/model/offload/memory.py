@@ -37,7 +37,7 @@ class Needs:
 
     @property
     def card_need(self) -> CardMemoryNeed:
-        """The needs of kernels on an accelerator."""
+        """The memory needs of an accelerator's kernels: `card` or, if that is None, `token` bytes for each token."""
         return self.card or CardMemoryNeed(self.token)
 
 

@@ -98,7 +98,10 @@ class Combination:
         self.bounds[pairs] = np.min([self._least(pairs, *side) for side in sides], axis=0)
 
     def _rough(self) -> F64:
-        """Return a lower bound of `bounds` that is quick to calculate, `[pairs]`: it ignores the sizes of memories."""
+        """Return lower bounds of the seconds per sequence, `[pairs]`, at most those in `bounds` and quick to calculate.
+
+        Each roof, and each memory, is calculated with the shares that suit it best, whether or not these fit together.
+        """
         total = self.head.copy()
         for phase, steps in self.steps.items():
             if steps:  # answers of one token have no decode steps

@@ -24,12 +24,12 @@ class Level:
 
 @dataclass(frozen=True)
 class TurningPoints:
-    """The intensities at which roofs cross, relative to the lower level's bytes.
+    """The intensities at which roofs cross, in operations per byte that comes from the lower level.
 
     Attributes:
-        move: P1, equation 9: below it, computing where the bytes are is at least as fast as moving the bytes.
-        arrive: P2, equation 10: from it on, the link is not the bottleneck.
-        balance: equation 11: the lower level's intensity at which both memories are equally busy.
+        move: P1, equation 9. Below it, the lower level's processor is at least as fast as moving the bytes up.
+        arrive: P2, equation 10. From it on, the link is not the bottleneck.
+        balance: equation 11. At it, the link and the upper level's memory are equally busy.
     """
 
     move: float

@@ -47,8 +47,8 @@ _V2 = _Files("memory.max", "memory.current", "inactive_file", "active_file", "fi
 def default_budget(others: int = 0) -> int:
     """Return the bytes that this process, and each of `others` that it is about to start, may use for a model.
 
-    Each process gets an equal part of the memory that is free on the machine or in the tightest of this process's
-    control groups, less a margin. The margin in a control group is small, because the group holds this program alone;
+    Free memory is that of the machine or, if it is less, of one of this process's control groups. Each process gets an
+    equal part of it, less a margin. The margin in a control group is small, because the group holds this program alone;
     there the fixed cost of each other process is subtracted too.
     """
     groups = _group_limits(_GROUPS, Path("/proc/self/cgroup"))

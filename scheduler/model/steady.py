@@ -111,8 +111,8 @@ def is_tight(times: Times) -> bool:
 def layer_seconds(times: Times, window: int) -> float:
     """Return the seconds per layer in the long run with `window` blocks in memory and every block streamed.
 
-    This is the longest way around one layer in the graph of docs/steady-state.md, and at least the layer's busy time
-    and its load time.
+    It is the largest of three times: the layer's busy time, its load time, and the longest way from a block to the same
+    block of the next layer in the graph of docs/steady-state.md.
     """
     return max(times.busy, times.load, *(_longest_way(times, window, first) for first in range(len(times.layer))))
 
@@ -334,7 +334,7 @@ def _longest_way(times: Times, window: int, first: int) -> float:
 
 
 def _period(kinds: Sequence[BlockKind]) -> tuple[BlockKind, ...]:
-    """Return the shortest run of kinds that repeats: a layer, or all blocks if layers differ."""
+    """Return the kinds of a layer's blocks: the shortest run that `kinds` repeats, or `kinds` if layers differ."""
     lengths = (length for length in range(1, len(kinds)) if len(kinds) % length == 0)
     length = next((one for one in lengths if list(kinds[one:]) == list(kinds[:-one])), len(kinds))
     return tuple(kinds[:length])

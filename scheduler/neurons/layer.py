@@ -35,7 +35,7 @@ class HeldNeurons:
         self._layer.release_slots(self.slots)
 
     def cancel(self) -> None:
-        """Release the slots if nothing was computed, and take the neurons off the statistics. Replaces `release`."""
+        """Release the slots and take the neurons off the statistics. Call this instead of `release` after a failure."""
         self._layer.cancel(self)
 
 

@@ -26,7 +26,7 @@ class LoadWorkers(Protocol):
 
     @property
     def lost(self) -> bool:
-        """True if requested loads will not be run."""
+        """True if no thread will run the loads that were announced, because the threads have ended or failed."""
 
     def close(self) -> None:
         """Stop the threads and return when no load is running. Idempotent."""

@@ -84,7 +84,7 @@ class HomeProblem:
 
     @cached_property
     def sums(self) -> Callable[[Members], float]:
-        """The function `exchange`, called only once for each set of nodes."""
+        """The function `exchange` with a cache, so that it is called only once for each set of nodes."""
         return cache(self.exchange)
 
     @cached_property

@@ -69,7 +69,9 @@ def evaluate_ring(problem: StageProblem, stages: Sequence[tuple[int, int, Member
 
 
 def best_ring(problem: StageProblem, row: Layout, streams: int) -> Layout | None:
-    """Return the fastest ring of the nodes of `row`, in their order; None if `row` does not wait for disks.
+    """Return the fastest ring of the nodes of `row`, in their order.
+
+    Return None if no node of `row` waits for its disk, if there is only one node, or if no ring fits.
 
     The layers are divided so that all disks take equally long. Rings of 2 and of 4 visits are compared, because more
     visits leave too few layers for each.

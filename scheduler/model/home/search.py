@@ -134,7 +134,7 @@ class Search:
         return found[::-1]
 
     def _step(self, used: Used, members: Members) -> None:
-        """Extend all known stages of the set of nodes `used` by a stage of `members`."""
+        """Update the tables: add a stage of `members` to all known stages that use the set of nodes `used`."""
         come = (self._reached[used][:-1] + self._hop(members)[:, None]).min(axis=1)
         gone = (come[:, :, None] + self._cost(members)).min(axis=1)
         after = tuple(map(add, used, self._counts(members)))
@@ -196,13 +196,13 @@ class Search:
         return self._counted[members]
 
     def _hop(self, members: Members) -> F64:
-        """Return the seconds of a hop to `members` from each leader."""
+        """Return the seconds of a hop to `members` from each node as the leader of the stage before, `[nodes]`."""
         if members not in self._hops:
             self._hops[members] = np.array([self.problem.hop(rank, members, 1) for rank in self.problem.everyone])
         return self._hops[members]
 
     def _cost(self, members: Members) -> F64:
-        """Return the seconds of a stage of `members` between the cuts of the search."""
+        """Return the seconds of a stage of `members` between any two cuts of the search, `[cuts, cuts]`."""
         counts = self._counts(members)
         if counts not in self._costs_known:
             self._costs_known[counts] = self._costs.of(members)

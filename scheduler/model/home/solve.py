@@ -59,7 +59,7 @@ def proportional(units: int, speeds: Sequence[float]) -> list[int]:
 def _sets(problem: HomeProblem, everyone: Members) -> list[Members]:
     """Return the sets of nodes that may be the best.
 
-    Every set contains the master. Up to `_EVERY_SET` nodes, these are all such sets, but only one of several alike ones.
+    Every set contains the master. Up to `_EVERY_SET` nodes, these are all such sets, but only one of several like ones.
     For more nodes, one node after the other is left out, each time the one without which `HomeProblem.bound` is least.
     """
     if len(everyone) <= _EVERY_SET:

@@ -38,7 +38,7 @@ class LayerNeurons:
 
     @cached_property
     def batches(self) -> tuple[I32, ...]:
-        """The layer's neurons in batches of 64, the most active first; equally active ones in order."""
+        """The numbers of the layer's neurons, in batches of 64, the most active first; ties by number."""
         order = np.argsort(-self.frequency, kind="stable").astype(np.int32)
         return tuple(order[at : at + BATCH] for at in range(0, len(order), BATCH))
 

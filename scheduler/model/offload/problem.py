@@ -76,7 +76,7 @@ class Problem:
 
     @property
     def free_bytes(self) -> list[int]:
-        """Bytes of each accelerator's memory that its kernels leave free in a step."""
+        """Bytes of each accelerator's memory that are left for weights, keys and values after its kernels' needs."""
         return [card.memory - self.needs.card_need.nbytes(self.tokens) for card in self.machine.cards]
 
     @property

@@ -73,7 +73,7 @@ class NodeWork:
         return sum(segment.nbytes for segment in self.segments)
 
     def touched(self, tokens: float) -> float:
-        """Return the bytes of weights, the head's included, that `tokens` tokens read together."""
+        """Return the bytes of weights, the head's included, that a step of `tokens` tokens reads."""
         return self.head.nbytes + sum(segment.touched(tokens) for segment in self.segments)
 
     @property

@@ -150,7 +150,7 @@ def _computed_bytes(problem: BatchProblem, at: PolicyPoint) -> float:
 
 
 def _paged_sequences(problem: BatchProblem, at: PolicyPoint) -> Number:
-    """Return the number of sequences for which there are pages."""
+    """Return the number of sequences that pages are reserved for: all computed at once, and at least `pool`."""
     held: F64 = np.maximum(at.batch, float(problem.pool))
     return held
 
@@ -166,10 +166,10 @@ def _roofline(rates: Rates, nbytes: Number, operations: Number) -> Number:
 
 
 class _Layer:
-    """One layer in one phase: `parts` micro-batches of `tokens`; streamed weights cross the link `passes` times.
+    """One layer in one phase: it computes `_parts` micro-batches of `_tokens` tokens each.
 
-    Prompts are computed in chunks, on the device that computes with the weights. Weights cross the link once for all
-    chunks of a step.
+    Streamed weights cross the link `_passes` times. For prompts, a micro-batch is a chunk, and weights cross the link
+    once for all chunks of a step. The device that computes with the weights also computes the attention of prompts.
     """
 
     def __init__(self, problem: BatchProblem, at: PolicyPoint, phase: RequestPhase) -> None:

@@ -11,7 +11,7 @@ from tpi.kernels.constants import PAGE_TOKENS
 
 @dataclass(frozen=True)
 class BatchWork:
-    """Up to `most` waiting sequences, each with a prompt and an answer of this many tokens (means)."""
+    """The sequences to compute: at most `most` at once, with the mean tokens of a prompt and of an answer."""
 
     most: int
     prompt: int

@@ -28,7 +28,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class BatchChoice:
-    """The chosen policy, and the numbers of pairs that were compared and solved."""
+    """The chosen policy, and how many pairs (batch size, number of micro-batches) were compared and solved."""
 
     policy: BatchPolicy
     compared: int

@@ -119,7 +119,7 @@ def minimum_bytes(need: MemoryNeed, window: int = 0, retain: int = 0) -> int:
 
 
 def sufficient_budget(need: MemoryNeed, weights: int, chunk: int = LONGEST_CHUNK) -> int:
-    """Return the smallest budget found with which `plan_budget` leaves `weights` bytes for blocks: bytes, whole MiB.
+    """Return the smallest budget found, a multiple of 1 MiB, with which `plan_budget` leaves `weights` bytes to blocks.
 
     The head or a longer chunk may take added memory first, so the budget grows in steps until the blocks get `weights`
     bytes.
@@ -131,7 +131,7 @@ def sufficient_budget(need: MemoryNeed, weights: int, chunk: int = LONGEST_CHUNK
 
 
 def window_budget(need: MemoryNeed, window: int, retain: int, chunk: int = LONGEST_CHUNK) -> int:
-    """Return the smallest budget found for this window with the head in memory: bytes, whole MiB."""
+    """Return the smallest budget found, a multiple of 1 MiB, for this window with the whole head in memory."""
     total = _whole_mib(minimum_bytes(need, window, retain) + need.pages * need.page_bytes)
     while (head := _shares(need, total, chunk, window, retain)[1]) < round_up(need.head):
         total += max(1 << 20, _whole_mib((round_up(need.head) - head) // _STEPS))
@@ -139,7 +139,7 @@ def window_budget(need: MemoryNeed, window: int, retain: int, chunk: int = LONGE
 
 
 def budget_with_head(need: MemoryNeed, weights: int, chunk: int = LONGEST_CHUNK) -> int:
-    """Return the smallest budget found that leaves `weights` bytes for blocks with the head in memory: whole MiB.
+    """Return the smallest budget found, a multiple of 1 MiB, that holds the head and leaves `weights` bytes for blocks.
 
     If `weights` is the size of all blocks, the budget includes the embedding.
     """

@@ -75,8 +75,8 @@ class UnitIterator(Iterator[Bytes]):
     ) -> None:
         """Iterate over `units`.
 
-        `pin(units, at_least)` pins units, beginning with the first, and returns their number; `wait` returns the bytes
-        of pinned units when they are loaded; `unpin` releases units.
+        `pin(units, at_least)` pins as many of `units` as fit, the first ones, and returns their number, which is not
+        below `at_least`. `wait` returns the bytes of pinned units when they are loaded; `unpin` releases units.
         """
         self._units, self._pin, self._wait, self._unpin = units, pin, wait, unpin
         self._at = -1  # position of the unit in use

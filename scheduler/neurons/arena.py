@@ -37,9 +37,9 @@ _STEPS = 8  # number of the latest steps whose median is the pace
 
 
 class NeuronArena(Source):
-    """The arena of one node, and the source of its moves; its layers are shelves of one cache.
+    """The arena of one node: the slots on its accelerator, whose layers are shelves of one cache, and their source.
 
-    One thread divides neurons; the owner closes the queue before it frees the memory.
+    Only one thread may divide neurons. Close the queue of transfers before freeing the arena's memory.
     """
 
     def __init__(

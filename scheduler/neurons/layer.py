@@ -35,7 +35,10 @@ class HeldNeurons:
         self._layer.release_slots(self.slots)
 
     def cancel(self) -> None:
-        """Release the slots and take the neurons off the statistics. Call this instead of `release` after a failure."""
+        """Release the slots, and take the neurons off the statistics because they were not computed in this way.
+
+        Call this instead of `release`.
+        """
         self._layer.cancel(self)
 
 

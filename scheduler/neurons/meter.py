@@ -14,9 +14,9 @@ _STEP = 0.25  # resolution of thresholds in the trace, in units of a score
 
 
 class NeuronMeter:
-    """Costs of one node's neurons, for steps of each size. Thread-safe.
+    """The measured costs of one node's neurons, for each class of step sizes. Thread-safe.
 
-    `costs` holds the costs of single-token steps and of moves.
+    `costs` has those of single-token steps and of moves.
     """
 
     def __init__(self, trace: NoTrace = OFF) -> None:

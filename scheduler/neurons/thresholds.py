@@ -26,9 +26,9 @@ _FAR = 8.0  # scores this far below the threshold are not added: their probabili
 
 @dataclass(frozen=True, eq=False)
 class NeuronShares:
-    """The neurons that the accelerator and the CPU compute, int32 and ascending, and their thresholds.
+    """The neurons that the accelerator and the CPU compute, int32 and ascending, and the thresholds of both.
 
-    `lost` is the change of the expected error.
+    `lost` is the change of the expected error, compared with one threshold for both.
     """
 
     on_accelerator: I32

@@ -1,9 +1,9 @@
 """A sample of a recording that is too long to replay: some layers, with their part of the slots.
 
-A cache of all layers gives each layer slots by the priority of its units. So a sample of evenly spread layers, with its
-part of the slots, has about the hit rate of all layers. (C. A. Waldspurger et al., Efficient MRC Construction with
-SHARDS, FAST 2015, sample addresses in the same way.) All steps are kept, because policies differ in their behaviour
-over time.
+All layers share the slots of a cache, by the priority of their units. A sample of evenly spread layers, in a cache that
+is smaller in proportion, has about the same hit rate as all layers. (C. A. Waldspurger et al., Efficient MRC
+Construction with SHARDS, FAST 2015, sample addresses in the same way.) All steps are kept, because policies differ in
+their behaviour over time.
 """
 
 import numpy as np

@@ -42,7 +42,7 @@ def is_ring(stages: Sequence[tuple[int, int, Members]]) -> bool:
 
 
 def evaluate_ring(problem: StageProblem, stages: Sequence[tuple[int, int, Members]]) -> Layout | None:
-    """Return the layout of stages of one node each, some of which are of the same node.
+    """Return the layout of a ring: each stage has one node, and a node may have several stages.
 
     Args:
         problem: the model and the nodes.

@@ -2,12 +2,13 @@
 
 The cost of a group depends only on its layers, and the cost of a hop only on the leader of the stage before. So the
 best layout is found by dynamic programming over (nodes used so far, number of stages, last leader, layers done). This
-is the recursion of Held and Karp (1962) for the shortest round trip, with groups of nodes as towns. Nodes that
-are alike are interchangeable, so only their number counts. While there are few sets of nodes, every group is tried and
-the result is exact, except for groups that do not hold their part in memory: their time is an estimate, and the found
-layouts are evaluated anew. For many different nodes, only single nodes and clusters of near nodes are tried. Of the
-sets with equally many nodes, only the most promising ones are kept. Where many layers make the tables large, stages are
-first cut at some of the layers only, and the cuts of the found stages are then moved.
+is the recursion of Held and Karp (1962) for the shortest round trip, with groups of nodes as towns.
+
+Nodes that are alike are interchangeable, so only their number counts. If there are few sets of nodes, every group is
+tried and the result is exact, except for groups that do not hold their part in memory: their time is an estimate, and
+the found layouts are evaluated anew. If there are many different nodes, only single nodes and clusters of near nodes
+are tried, and of the sets with equally many nodes, only the most promising ones are continued. If many layers would
+make the tables large, stages are first cut at some of the layers only, and the cuts of the found stages are then moved.
 """
 
 from collections.abc import Iterator, Sequence
@@ -80,9 +81,9 @@ class Search:
                     self._step(used, members)
 
     def best(self, drop: bool) -> list[Cuts]:
-        """Return the fastest stages for each number of them, over all nodes or, with `drop`, over any nodes.
+        """Return the fastest stages for each number of stages, with the master among the nodes and without it.
 
-        Stages with the master and stages without it are kept apart. The fastest come first by the search's estimates.
+        They use all nodes or, with `drop`, any of them. The fastest come first, by the estimates of the search.
         """
         found: dict[tuple[int, bool], tuple[float, Used, int]] = {}
         back = np.array([self.problem.hop(rank, (MASTER,), 1) for rank in self.problem.everyone])

@@ -3,7 +3,8 @@
 The unknowns for given nodes are the units of each kind on every node (whole numbers), the seconds of the slowest node
 in the blocks of a kind, and the bytes of each kind that do not fit into each node's memory. Each block ends with a sum
 over all nodes, so a kind takes as long as its slowest node. Weights that do not fit are read from the node's disk,
-which runs ahead across sums. A token reads only a part of the experts on a disk, so they leave the memory first.
+ahead of their use, also during sums. A token reads only a part of the experts on a disk, so they are the first to be
+left there.
 """
 
 from collections.abc import Iterator, Sequence

@@ -72,10 +72,10 @@ def by_layers(work: NodeWork, shares: Sequence[float]) -> Cards:
 
 
 def _most_in_deficit(behind: Sequence[float], last: int | None, size: int) -> int:
-    """Return the accelerator that gets the next segment.
+    """Return the accelerator that gets the next segment, of `size` bytes.
 
-    This is the accelerator `last` while its deficit is at least half the segment, else the one with the largest
-    deficit.
+    It is `last`, the accelerator of the segment before, if its deficit is at least half the segment. Otherwise it is
+    the one with the largest deficit. `behind` is the deficit of each accelerator in bytes.
     """
     if last is not None and behind[last] >= size / 2:
         return last

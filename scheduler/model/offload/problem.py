@@ -105,7 +105,7 @@ class Problem:
     def _decode_step(self) -> tuple[StepSize, int]:
         """Return the mean decode step, and the number of steps.
 
-        A step computes one token of each sequence; its context is that in the middle of the answers.
+        A step computes one token of each sequence. Its context is as long as in the middle of the answers.
         """
         request = self.request
         context = min(request.prompt + (request.answer + 1) / 2, request.context)

@@ -28,10 +28,10 @@ _SLOTS = 2  # slots for layers' weights, on the accelerator and in RAM (from dis
 
 @dataclass(frozen=True)
 class PolicyPoint:
-    """One policy as numbers, or several as arrays of one length. Integers are 0 or 1, and the same for all policies.
+    """One policy as numbers, or several as arrays of one length.
 
-    `divided` means that the keys and values of some heads are on the accelerator, which attends with them in a call of
-    its own.
+    The integer fields are 0 or 1, and the same for all policies. `divided` is 1 if the keys and values of some heads,
+    but not of all, are on the accelerator, which attends with them in a call of its own.
     """
 
     batch: Number

@@ -55,7 +55,9 @@ def best_policy(problem: BatchProblem) -> BatchChoice:
 
 
 def best_policies(problems: Sequence[BatchProblem]) -> GroupChoice:
-    """Return the policies of a group's nodes, for the same requests, with which the slowest node is fastest.
+    """Return a policy for each node of a group, all with the same batch size and number of micro-batches.
+
+    They are the policies with which the slowest node takes the least time for the requests.
 
     Raises:
         PlanError: if no pair fits on all nodes.

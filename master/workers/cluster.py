@@ -204,8 +204,7 @@ class Cluster:
     def stats(self, waits: Sequence[OtherWaits] = ()) -> list[Stats]:
         """Return the totals of every worker, rank 1 first.
 
-        With `waits`, the times that each worker waits for the disks of other nodes, the totals include the field
-        `steady`. To compute this field takes a worker longer.
+        With `waits`, the times that each worker waits for other disks, they include `steady`, which takes longer.
 
         Raises:
             NodeError: if a worker is lost, or does not answer.
@@ -275,10 +274,7 @@ class Cluster:
             self._watched.clear()
 
     def postpone(self, workers: Sequence[RemoteWorker], full: Sequence[RemoteWorker]) -> None:
-        """Disconnect workers, and call them again later in case they can join.
-
-        The workers in `full` had too little memory: they may join only with clearly more memory than now.
-        """
+        """Disconnect workers and call them again later; those in `full` may join only with clearly more memory."""
         self.dismiss(workers)
         with self._keeper.lock:
             for worker in workers:

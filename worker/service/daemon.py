@@ -162,10 +162,7 @@ class Daemon:
             self._dropped += 1
 
     def _all_dropped(self) -> int:
-        """Return how many messages the control and weights planes dropped as malformed, stale or unexpected.
-
-        Called by the compute thread.
-        """
+        """Return how many messages the control and weights planes dropped as malformed, stale or unexpected."""
         return self._dropped + self._control.stats.malformed + self._weights.stats.malformed
 
     def _dispatch(self, peer: bytes, message: object) -> None:
@@ -324,10 +321,7 @@ class Daemon:
         self._compute.put(Abort(master.session, master.epoch))
 
     def _answer(self, peer: bytes, message: object) -> bool:
-        """Send a message to the connection `peer`; drop it if the connection's queue is full.
-
-        Return False if the connection does not exist any more.
-        """
+        """Send a message to `peer`; drop it if the queue is full. Return False if there is no connection any more."""
         try:
             self._control.offer(message, peer)
         except UnreachableError:

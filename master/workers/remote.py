@@ -305,7 +305,7 @@ class RemoteWorker:
     def _of_another_protocol(self, error: WrongProtocolError) -> NodeRefused:
         text = (
             f"worker {self._who} runs {error}, {self._master} runs tpi {__version__} (protocol {protocol():x}); "
-            "install the same on both"
+            "install the same version on both"
         )
         return NodeRefused(self.name, text)
 

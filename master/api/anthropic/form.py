@@ -150,7 +150,7 @@ class CountForm(Body):
         if choice and choice.type == "tool" and only is None:
             raise RequestError("a choice of type tool needs the tool's name", "tool_choice.name", "invalid_value")
         if choice and choice.type != "tool" and choice.name is not None:
-            refusal = "tool_choice.name is only for a choice of type tool; leave it out"
+            refusal = "tool_choice.name: a name needs tool_choice.type tool; leave the name out"
             raise RequestError(refusal, "tool_choice.name", "invalid_value")
         several = not (choice and choice.disable_parallel_tool_use)
         output, use = self.output_config or OutputConfig(), tool_use(tools, word, only, several, others)

@@ -205,7 +205,7 @@ class ChatForm(CommonFields):
         if not (self.continue_final_message or last.prefix):
             return False
         if self.continue_final_message and self.add_generation_prompt:
-            said = "continue_final_message cannot be combined with add_generation_prompt: true; remove one of them"
+            said = "it cannot be combined with add_generation_prompt: true; remove one of them"
             raise RequestError(f"{field}: {said}", field, "invalid_value")
         if last.role != "assistant" or last.tool_calls:
             raise RequestError(

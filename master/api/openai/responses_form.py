@@ -165,7 +165,7 @@ class ResponsesForm(SamplingFields):
         form = self.text.format if self.text else None
         if form is None or form.type == "text":
             if form is not None and form.schema_ is not None:
-                said = "text.format.schema needs text.format.type json_schema; set that type, or leave the schema out"
+                said = "text.format.schema: it needs the type json_schema; set that type, or leave the schema out"
                 raise RequestError(said, "text.format.schema", "invalid_value")
             return None, ""
         if form.type == "json_object" and form.schema_ is None:

@@ -101,7 +101,7 @@ def test_one_that_works_is_used(
     path = tiny_pack("llama").path
     expected, _ = answer(path, tmp_path, CPU)
     assert answer(path, tmp_path, AUTO) == (expected, True)
-    assert "twin: experimental" in capsys.readouterr().err
+    assert "twin: the support for such devices is experimental" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("measured", [True, False])

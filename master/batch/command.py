@@ -97,9 +97,10 @@ def _saying_how_far(asked: "BatchSource", results: "BatchResults", warn: Callabl
 
 
 def _for_many(placement: RunOptions, asked: "BatchSource", parallel: int | None) -> RunOptions:
-    """Return the options for a batch: an accelerator may compute in micro-batches (docs/batching.md).
+    """Return `placement` with settings for the requests of `asked`, so that an accelerator may use micro-batches.
 
-    The roofline model then chooses the number of requests at once, up to `parallel` (None: all).
+    If it does, the roofline model chooses the number of requests at once, up to `parallel` (None: all). See
+    docs/batching.md.
     """
     from master.batch.estimate import usual_request
 

@@ -44,7 +44,10 @@ class WorkerLinks:
         self._found: dict[frozenset[str], Link | None] = {}  # None: could not be measured
 
     def between(self, ends: Sequence[str]) -> dict[Pair, Link]:
-        """Return the known links between nodes, by indices into `ends`: their names from `allreduce.cache.end_of`."""
+        """Return the known links between the nodes `ends`, by pairs of indices into `ends`, the lower one first.
+
+        `ends` are the nodes' names as `allreduce.cache.end_of` makes them.
+        """
         pairs = [(a, b) for b in range(len(ends)) for a in range(b)]
         found = {(a, b): self._found.get(frozenset((ends[a], ends[b]))) for a, b in pairs}
         # the file also has the links that runs measured since

@@ -150,7 +150,10 @@ class Arena:
 
 
 def cuts_between(slots: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the offsets, in ascending order, that no slot spans; a slot is a pair of its begin and its end."""
+    """Return the begins of slots, but 0, at which a buffer may be cut: no other slot spans them. In ascending order.
+
+    A slot is a pair of offsets: its first byte, and the byte after its last.
+    """
     found: list[int] = []
     end = 0
     for begin, stop in sorted(slots):

@@ -285,7 +285,7 @@ class Step:
 
     def __post_init__(self) -> None:
         if len(self.x) not in (0, self.tokens):
-            raise MessageError(f"a step has {len(self.x)} rows of hidden states, but its entries have another total")
+            raise MessageError(f"a step has {len(self.x)} rows of hidden states, but its entries have {self.tokens}")
 
     @property
     def tokens(self) -> int:

@@ -135,7 +135,7 @@ class Predictor:
         if not 0 <= self.ahead <= self.layer or not np.isfinite(self.threshold):
             raise ModelError(
                 f"the predictor of layer {self.layer} has the look-ahead {self.ahead} and the threshold "
-                f"{self.threshold}; they must be from 0 to {self.layer}, and finite"
+                f"{self.threshold}; the look-ahead must be from 0 to {self.layer}, and the threshold finite"
             )
 
     @property

@@ -140,7 +140,8 @@ class CallReader:
     def mark(self, mark: str, text: str, at: int, last: bool, optional: bool = False) -> int:
         """Return the index of the end of `mark`, which begins at the index `at`.
 
-        White space, and an `optional` mark, may be missing.
+        White space within the mark may be missing in `text`. If an `optional` mark is missing, return `at`. If `text`
+        ends within the mark and may go on (`last` is False), raise More.
         """
         start = at
         for atom in atoms(mark):

@@ -110,7 +110,7 @@ class MtpDrafts:
         return list(self._own[id_].sequence.tokens[known:])
 
     def release(self, id_: int) -> None:
-        """Forget the sequence that follows the model's sequence `id_`; its pages can still be found."""
+        """Forget this layer's copy of the model's sequence `id_`. Its pages can be reused for the same tokens."""
         if (own := self._own.get(id_)) is None:
             return
         own.sequence.truncate(self._layer.pages, own.rows)

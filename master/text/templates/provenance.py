@@ -267,7 +267,7 @@ def _filled(fill: str, left: int, text: Text, right: int) -> Text:
 
 
 def _converted(form: Text, values: Any) -> Text:
-    """Return `form % values`, with marks."""
+    """Return `form % values`; each character of the result keeps the mark that tells its origin."""
     parts, at = list[Text](), 0
     given = iter(values if isinstance(values, tuple) else (values,))
     for found in _CONVERSION.finditer(form):

@@ -1,4 +1,7 @@
-"""Products of activations with packed weights, and weights as floats: the choice of kernels and block sizes."""
+"""Launches of two kinds of Triton kernels: products of activations with packed weights, and dequantisation.
+
+This module chooses the kernel and the block sizes.
+"""
 
 from functools import lru_cache
 from typing import Any

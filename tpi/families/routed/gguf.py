@@ -30,7 +30,7 @@ def glm4(fields: Fields) -> dict[str, Any]:
 
 
 def without_prediction(model: Model, has: Callable[[str], bool]) -> Model:
-    """Return the model with the tensors of the layers for prediction of further tokens declared as ignored."""
+    """Return the model without its layers for multi-token prediction: their tensors are declared as ignored."""
     last = (f"blk.{model.config.layers + number}.*" for number in range(4))
     return replace(model, ignored_tensors=(*model.ignored_tensors, *last))
 

@@ -60,9 +60,8 @@ def agree(members: Sequence[GroupMember], sums: SumCost | None = None, batch: in
 def group_prefers(members: Sequence[GroupMember]) -> bool:
     """Return True if the roofline model predicts that batches on the accelerators make this group faster.
 
-    Return False if the group has no accelerators, or if one of them cannot or may not compute batches. Otherwise the
-    answer depends on the feed-forward neurons: True if all accelerators compute them in the fastest policies, or in
-    policies that are at most 1% slower.
+    It is False if the group has no accelerators, or if one of them cannot or may not compute batches. Else it is True
+    if, in the fastest policies or in some that are at most 1% slower, every accelerator computes feed-forward neurons.
     """
     return bool(_preferred(members, group_problems(members)[1]))
 

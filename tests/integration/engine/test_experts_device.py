@@ -117,7 +117,7 @@ class Fragile(Twin):
 
 @pytest.mark.parametrize("link", [0.01, 100.0])
 def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(link: float, tiny_pack: Packs, tmp_path: Path) -> None:
-    """Whether it was waited for, or was to come for a later token."""
+    """Over a slow link a step waits for the copy; over a fast one the copy is for a later token."""
     pack = tiny_pack("olmoe")
     asked = [list(range(3, 9))]
     expected = on_the_host(pack, tmp_path / "host", asked)

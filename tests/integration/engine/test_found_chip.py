@@ -123,7 +123,7 @@ def test_one_that_raises_what_tpi_does_not_know_is_left_out(
 def test_a_chip_that_fails_in_an_answer_is_left_out_of_the_rest(
     found: Found, tiny_pack: Callable[..., Pack], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a card does after a sticky error: from some step on every call fails."""
+    """From some step on, every call of the device fails, as those of a card do after a sticky error."""
     path, left = tiny_pack("llama").path, [12]
     kernels = open_host().kernels
 
@@ -176,7 +176,7 @@ def test_one_that_cannot_be_measured_is_left_out(
 def test_a_chip_whose_kernels_fail_is_left_out_before_the_answer(
     failing: str, found: Found, tiny_pack: Callable[..., Pack], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is remembered of it is from a time when its driver was another."""
+    """The cached measurements of the chip are from another version of its driver."""
     chip, path = found(failing), tiny_pack("llama").path
     expected, _ = answer(path, tmp_path, CPU)
     assert answer(path, tmp_path, AUTO) == (expected, False)

@@ -38,7 +38,7 @@ def written(path: Path, count: int) -> Path:
 
 
 def answers(path: Path) -> dict[str, Any]:
-    """What matters of every answer, by its custom_id; each is there once."""
+    """Return the compared fields of every answer, by its custom_id; check that no custom_id occurs twice."""
     found: dict[str, Any] = {}
     for line in path.read_text().splitlines():
         said = json.loads(line)

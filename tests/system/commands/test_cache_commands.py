@@ -27,7 +27,7 @@ FILE = Path(ALIASES["smollm2-135m"].member).name
 
 
 def command(*arguments: str, cache: Path) -> str:
-    """What a command prints, on stdout and stderr."""
+    """Run a command that must succeed; return its output, stdout and stderr together."""
     done = CliRunner().invoke(tpi.cli.tpi, [*arguments, "--cache", str(cache)], catch_exceptions=False)
     assert done.exit_code == 0
     return done.output

@@ -21,7 +21,7 @@ SMALL_FILES = ("sh", "-c", 'ulimit -f 8; exec "$@"', "sh")  # 4 KiB, where shard
 
 
 def found(monkeypatch: pytest.MonkeyPatch, *laptops: Laptop, later: Sequence[Laptop] = ()) -> None:
-    """What is announced, by workers that were free when they were asked, and by those that may be free `later`."""
+    """Replace discovery: it finds `laptops`, which are free, and hears of those in `later`, which may become free."""
 
     def willing(policy: object, say: object, hear: Callable[[str], None], using: object) -> list[str]:
         for one in later:

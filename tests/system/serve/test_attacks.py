@@ -259,7 +259,7 @@ def test_bodies_that_cost_much_more_than_they_are_long(kind: str, served: Target
 
 
 def test_a_template_outlasts_nothing(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
-    """What a template of a model does in C is cut off, too; other clients of the same server do not wait for it."""
+    """A template that computes in C without end is stopped, and other clients of the server do not wait for it."""
     model = tmp_path / "model"
     shutil.copytree(tiny_model("llama").directory, model)
     settings = json.loads((model / "tokenizer_config.json").read_text())

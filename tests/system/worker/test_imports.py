@@ -1,4 +1,4 @@
-"""What a worker that waits, and a run whose pack exists, have not loaded: memory and time at the start."""
+"""Modules that an idle worker, and a run whose pack exists, must not import: they take memory and time."""
 
 import subprocess
 import sys

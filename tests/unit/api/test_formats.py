@@ -1,4 +1,4 @@
-"""What an answer may be: text and calls of tools, or a schema, as one grammar and the parser that belongs to it."""
+"""The form of an answer (text, tool calls, a schema): one grammar, and the parser that belongs to it."""
 
 import json
 import re
@@ -117,7 +117,7 @@ def grammars_of(tokenizer: Tokenizer) -> Grammars:
 
 
 def allowed(tokenizer: Tokenizer, shape: AnswerFormat, text: str) -> bool:
-    """Whether an answer may be `text`, and end there."""
+    """Return True if the grammar allows the answer `text`, and its end there."""
     assert shape.grammar
     constraint = grammars_of(tokenizer).compiled(shape.grammar, shape.field).copy()
     logits = np.zeros(WIDTH, np.float32)

@@ -1,4 +1,4 @@
-"""What a batch keeps on disk: cut at any byte it is mended, and nothing that is not its own is touched."""
+"""The output file of a batch: cut at any byte it is mended, and files that are not its own stay untouched."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""What is shared out between an accelerator and the CPU, in 200 drawn timings: all of it once, and never half there."""
+"""Units divided between an accelerator and the CPU, in 200 drawn timings: each goes to one side, fully loaded."""
 
 import threading
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a model's files say of sampling counts where nothing else was given, and never breaks a run."""
+"""Sampling settings in a model's files are defaults for what the user leaves out, and never break a run."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ def drawn(given: Sampling, said: Any) -> tuple[float, ...]:
 
 
 def typed(*flags: str) -> Sampling:
-    """What a command takes from these flags."""
+    """Return the sampling settings that a command reads from `flags`."""
     taken = []
 
     @click.command()

@@ -119,10 +119,10 @@ def minimum_bytes(need: MemoryNeed, window: int = 0, retain: int = 0) -> int:
 
 
 def sufficient_budget(need: MemoryNeed, weights: int, chunk: int = LONGEST_CHUNK) -> int:
-    """Return the smallest budget found, a multiple of 1 MiB, with which `plan_budget` leaves `weights` bytes to blocks.
+    """Return a budget, in whole MiB, that is close to the smallest with which blocks get `weights` bytes.
 
-    The head or a longer chunk may take added memory first, so the budget grows in steps until the blocks get `weights`
-    bytes.
+    `plan_budget` may give added memory to the head or to longer prefill steps first. So the budget is raised in steps
+    until the blocks get `weights` bytes.
     """
     total = _whole_mib(minimum_bytes(need) + need.pages * need.page_bytes)
     while (room := _shares(need, total, chunk, 0, 0)[2]) < weights:
@@ -131,7 +131,10 @@ def sufficient_budget(need: MemoryNeed, weights: int, chunk: int = LONGEST_CHUNK
 
 
 def window_budget(need: MemoryNeed, window: int, retain: int, chunk: int = LONGEST_CHUNK) -> int:
-    """Return the smallest budget found, a multiple of 1 MiB, for this window with the whole head in memory."""
+    """Return a budget, in whole MiB, close to the smallest that holds the whole head and the paper's placement.
+
+    `window` and `retain` describe the placement, as in `plan_budget`.
+    """
     total = _whole_mib(minimum_bytes(need, window, retain) + need.pages * need.page_bytes)
     while (head := _shares(need, total, chunk, window, retain)[1]) < round_up(need.head):
         total += max(1 << 20, _whole_mib((round_up(need.head) - head) // _STEPS))
@@ -139,7 +142,8 @@ def window_budget(need: MemoryNeed, window: int, retain: int, chunk: int = LONGE
 
 
 def budget_with_head(need: MemoryNeed, weights: int, chunk: int = LONGEST_CHUNK) -> int:
-    """Return the smallest budget found, a multiple of 1 MiB, that holds the head and leaves `weights` bytes for blocks.
+    """Return a budget, in whole MiB, close to the smallest that holds the whole head and leaves `weights` bytes for
+    blocks.
 
     If `weights` is the size of all blocks, the budget includes the embedding.
     """
@@ -150,7 +154,7 @@ def budget_with_head(need: MemoryNeed, weights: int, chunk: int = LONGEST_CHUNK)
 
 
 def affordable_pages(need: MemoryNeed, total: int, window: int = 0, retain: int = 0) -> int:
-    """Return how many pages fit into `total` bytes with all other needs at their minimum; 0 if these do not fit."""
+    """Return how many pages fit into `total` bytes if all other needs get their minimum; 0 if the minimums do not fit."""
     room = total - minimum_bytes(need, window, retain)
     return max(0, room // need.page_bytes) if need.page_bytes else need.pages
 
@@ -170,7 +174,9 @@ def _shares(need: MemoryNeed, total: int, chunk: int, window: int, retain: int) 
 
 
 def _least_weights(need: MemoryNeed, window: int, retain: int) -> tuple[int, int]:
-    """Return the fewest bytes with which blocks can run, and the fewest with which loads overlap computing."""
+    """Return two sizes of memory for weights, in bytes: the least that can run, and the least that loads while
+    computing.
+    """
     if window:
         needed = place_window(need.blocks, window, retain, need.kinds).memory_bytes
         return needed, needed
@@ -178,7 +184,7 @@ def _least_weights(need: MemoryNeed, window: int, retain: int) -> tuple[int, int
 
 
 def _chunk(need: MemoryNeed, left: int, weights: tuple[int, int], longest: int, everything: int) -> int:
-    """Return the tokens of the longest prefill step: `longest`, halved until it leaves enough for weights.
+    """Return the most tokens of a prefill step: `longest`, halved until activations and weights fit into `left` bytes.
 
     Activations take memory from resident weights, so each of their bytes is one more byte to stream for every token.
     Therefore a step is longer than `_AMPLE_CHUNK` only if its activations are few compared with the bytes that are
@@ -187,8 +193,7 @@ def _chunk(need: MemoryNeed, left: int, weights: tuple[int, int], longest: int, 
     Args:
         need: the node's needs.
         left: bytes for activations and weights together.
-        weights: the fewest bytes of weights with which blocks can run, and the fewest with which loads overlap
-            computing.
+        weights: the two sizes that `_least_weights` returns.
         longest: the most tokens of a step.
         everything: bytes of all weights that could be resident; 0 if the placement is given by a window.
     """
@@ -205,9 +210,10 @@ def _chunk(need: MemoryNeed, left: int, weights: tuple[int, int], longest: int, 
 
 
 def _head(need: MemoryNeed, left: int, weights: tuple[int, int]) -> int:
-    """Return the bytes for the head: all of it if blocks can still be streamed, else its tiles.
+    """Return the bytes for the head: its size if blocks can still be streamed in the rest of `left`, else two tiles of
+    it.
 
-    The whole head has priority over resident blocks because nothing hides the time to load it.
+    The whole head has priority over resident blocks, because loading it cannot overlap with computing.
     """
     whole = round_up(need.head)
     if whole + weights[1] + min(TILE, round_up(need.embedding)) <= left:

@@ -59,7 +59,6 @@ def default_budget(others: int = 0) -> int:
 
 
 def _part(free: int, others: int) -> int:
-    """Return each process's part of `free` bytes in a control group."""
     return max(0, free - max(_GROUP_MARGIN, free // _SHARE) - others * _PROCESS) // (1 + others)
 
 

@@ -34,7 +34,7 @@ class Arrangement(Generic[S]):
         Args:
             blocks: the segments of every block; for a block in `demanded`, the segments that every step needs.
             kept: the bytes of every block if each is one segment that is resident on the host; else None.
-            demanded: blocks whose other units are fetched only when a step needs them.
+            demanded: blocks that have further units, which are loaded only when a step needs them.
         """
         self.blocks = [[segment for segment, _ in block] for block in blocks]
         self.demanded = demanded or {}
@@ -62,11 +62,11 @@ class Demanded(Protocol[S_co]):
         """Return a hold of the units that every step needs and of `wanted`, each unit once."""
 
     def expect(self, wanted: Wanted) -> None:
-        """Announce that `wanted` will be held soon, so that they can be prefetched."""
+        """Announce that the units `wanted` will be held soon, so that they can be prefetched."""
 
 
 class StepListener(Protocol):
-    """The protocol of an object with methods that are called when a step begins and when it fails."""
+    """An object with methods that are called when a step begins and when it fails."""
 
     def begin(self, short: bool) -> None:
         """Begin a step; raise the error of a transfer of an earlier step, if one failed.
@@ -75,7 +75,7 @@ class StepListener(Protocol):
         """
 
     def abandon(self) -> None:
-        """Abort the step."""
+        """Abort the step, because it failed."""
 
 
 class Weights(Generic[S]):
@@ -112,7 +112,7 @@ class Weights(Generic[S]):
             self._steps.begin(short)
 
     def abandon(self) -> None:
-        """Abort the step; the keys and values that it appended to pages are invalid."""
+        """Abort the step: the keys and values that it appended to pages are invalid."""
         if self._steps is not None:
             self._steps.abandon()
 

@@ -129,7 +129,8 @@ class DemandCache:
 
     @contextmanager
     def follow(self, keys: Sequence[Key]) -> Iterator[Iterator[Bytes]]:
-        """Yield an iterator over the bytes of `keys`, all of one block; a unit is valid until the next is taken.
+        """Yield an iterator over the bytes of `keys`, all of one block; each unit is valid until the next one is
+        requested.
 
         There may be more keys than slots. Errors are those of `hold`; some are raised during the iteration.
         """
@@ -143,9 +144,9 @@ class DemandCache:
 
     @contextmanager
     def groups(self, keys: Sequence[Key]) -> Iterator[Iterator[list[Bytes]]]:
-        """Yield an iterator over groups of the bytes of `keys`, which are of one block: one group if all fit.
+        """Yield an iterator over lists of the units' bytes: one list if all `keys` fit at once, else several.
 
-        Errors are those of `follow`.
+        All keys belong to one block. Errors are those of `follow`.
         """
         units = self._numbers(keys)
         groups = GroupIterator(units, self.group_size(len(units)), self._pin, self._bytes, self._unpin)
@@ -158,9 +159,9 @@ class DemandCache:
     def share(self, keys: Sequence[Key], choose: ChooseCount) -> SharedHold:
         """Hold the loaded units of `keys` (of one block), and load as many of the others as `choose` says.
 
-        The caller computes the remaining units elsewhere. They count as used too. If the policy prefers them to a
-        resident unit, they are loaded while the tier below is idle. The caller closes the hold. Errors are those of
-        `hold`.
+        The caller computes the units that are left out on another device. They count as used too. If the policy prefers
+        such a unit to a resident one, it is loaded while the tier below is idle. The caller closes the hold. Errors are
+        those of `hold`.
         """
         units = self._numbers(keys)
         self._note(units)
@@ -173,7 +174,7 @@ class DemandCache:
         return self._shared(*parts)
 
     def present(self, keys: Sequence[Key]) -> SharedHold:
-        """Hold the loaded units of `keys`. Load no other unit, and count no use."""
+        """Return a hold of those units of `keys` that are loaded. Load no other unit, and count no use."""
         with self.slots.lock:
             self.slots.require_open()
             ready, coming, lacking = self.shelf.sorted(self._numbers(keys))
@@ -235,7 +236,6 @@ class DemandCache:
         )
 
     def _note(self, units: Units) -> None:
-        """Add `units` to the recording of the step."""
         with self.slots.lock:
             if self._recorded and self._counted is None:
                 self._recorded[-1].append(units)
@@ -247,7 +247,6 @@ class DemandCache:
         self.slots.release(self.shelf, self.shelf.table.slot_of[units], self._device)
 
     def _bytes(self, units: Units) -> list[Bytes]:
-        """Wait until `units`, which are pinned, are loaded; return the bytes of each."""
         return self._wait(units, self.shelf.table.slot_of[units])
 
     def _wait(self, units: Units, slots: Units) -> list[Bytes]:

@@ -48,7 +48,7 @@ class GroupIterator(Iterator[list[Bytes]]):
         self._given = len(self._units)
 
     def _pin_more(self) -> None:
-        """Pin the whole next group, and of the group after it as many units as there is room for."""
+        """Pin the rest of the next group, and as many units of the group after it as there is room for."""
         if self._pinned == len(self._units):
             return
         least = min(self._given + self._size, len(self._units)) - self._pinned
@@ -83,7 +83,7 @@ class UnitIterator(Iterator[Bytes]):
         self._pinned = pin(units, 1) if len(units) else 0
 
     def __next__(self) -> Bytes:
-        """Release the last unit, wait until the next is loaded, and return its bytes.
+        """Release the last unit, wait until the next one is loaded, and return the bytes of this next unit.
 
         Errors are those of `scheduler.demand.cache.DemandCache.follow`.
         """

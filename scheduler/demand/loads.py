@@ -1,7 +1,7 @@
 """The decision which units a demand cache reads ahead, and when.
 
-A load on demand must wait for a read-ahead that is still running. Therefore a gap is measured each time: from the end
-of one hold's loads to the next hold. Units are read ahead only if that takes no longer than the usual gap.
+A load on demand must wait for a read-ahead that is still running. So units are read ahead only if that takes no longer
+than the tier below is usually idle: from the end of one hold's loads to the next hold.
 """
 
 from collections import deque
@@ -40,7 +40,10 @@ class ReadAheadQueue:
         self._units.clear()
 
     def pop(self, has_slot: Callable[[int], bool]) -> int | None:
-        """Remove and return the next unit for which `has_slot` returns False; None if there is none."""
+        """Remove the first queued unit that has no slot yet, by `has_slot(unit)`, and return it; None if there is none.
+
+        Units before it, which have slots, are removed too.
+        """
         while self._units:
             unit = self._units.popleft()
             if not has_slot(unit):
@@ -73,13 +76,13 @@ class HintAccuracy:
 
 
 class IdleTime(Protocol):
-    """An estimate of the time in which the tier below is idle. The cache calls it under its lock."""
+    """An estimate of how long the tier below stays idle. The cache calls its methods under the cache's lock."""
 
     def asked(self, loads: bool) -> None:
         """Record that a hold begins; `loads` is True if units must be loaded for it."""
 
     def loaded(self) -> None:
-        """Record that all units that were demanded are loaded."""
+        """Record that all units that holds wait for are loaded."""
 
     def room(self, speed: float, under_way: int) -> float:
         """Return how many more bytes can be read ahead now.
@@ -103,7 +106,7 @@ class IdleUnlessDemanded:
         self._busy |= loads
 
     def loaded(self) -> None:
-        """Record that all units that were demanded are loaded."""
+        """Record that all units that holds wait for are loaded."""
         self._busy = False
 
     def room(self, speed: float, under_way: int) -> float:
@@ -112,7 +115,7 @@ class IdleUnlessDemanded:
 
 
 class IdleGaps:
-    """An `IdleTime` from measured times between demands. Not thread-safe: the cache calls it under its lock."""
+    """An `IdleTime` from measured times between holds that load. Not thread-safe: the cache calls it under its lock."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Measure gaps with `clock`, which returns seconds."""
@@ -128,16 +131,18 @@ class IdleGaps:
         self._since = None if loads else now
 
     def loaded(self) -> None:
-        """Record that all units that were demanded are loaded."""
+        """Record that all units that holds wait for are loaded."""
         self._since = self._clock()
 
     @property
     def usual(self) -> float:
-        """Median gap between demands in seconds; 0 while too few gaps were measured."""
+        """Median seconds from the end of one hold's loads to the next hold; 0 while too few of these times were
+        measured.
+        """
         return sorted(self._gaps)[len(self._gaps) // 2] if len(self._gaps) >= _FEWEST else 0.0
 
     def room(self, speed: float, under_way: int) -> float:
-        """Return how many more bytes can be read in the rest of the usual gap.
+        """Return how many more bytes can be read before the tier has been idle for as long as usual.
 
         The tier reads `speed` bytes per second, and `under_way` bytes are being read ahead already.
         """

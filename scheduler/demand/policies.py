@@ -47,7 +47,7 @@ class Lru:
         """Do nothing."""
 
     def expect(self, units: Units) -> None:
-        """Ignore hints."""
+        """Ignore the prediction."""
 
     def use(self, units: Units) -> None:
         """Record that `units`, all of one block, are used now."""
@@ -76,7 +76,7 @@ class Lfu:
             self._gain = 1.0
 
     def expect(self, units: Units) -> None:
-        """Ignore hints."""
+        """Ignore the prediction."""
 
     def use(self, units: Units) -> None:
         """Record that `units`, all of one block, are used now."""
@@ -84,7 +84,7 @@ class Lfu:
         self._recent.use(units)
 
     def priority(self, units: Units) -> F64:
-        """Return the number of each unit's uses, aged; recency breaks ties."""
+        """Return the number of uses of each unit, weighted by age; of equal numbers, the latest use counts more."""
         priority: F64 = self._score[units] / self._gain + _RECENT * self._recent.priority(units)
         return priority
 
@@ -107,7 +107,7 @@ class Pinned:
         """Do nothing."""
 
     def expect(self, units: Units) -> None:
-        """Ignore hints."""
+        """Ignore the prediction."""
 
     def use(self, units: Units) -> None:
         """Record that `units`, all of one block, are used now."""

@@ -72,7 +72,7 @@ class UnitShelf(PriorityShelf[np.int64]):
         return slots, [self._load(lacking[at : at + 1], missing[at : at + 1]) for at in range(len(lacking))]
 
     def sorted(self, units: Units) -> tuple[Units, Units, Units]:
-        """Divide `units` into loaded units, units that are loading or failed, and units without a slot."""
+        """Divide `units` into three groups: loaded, loading or failed, and without a slot."""
         slots = self.table.slot_of[units]
         coming = (slots >= 0) & (self.table.loading[slots] | self.table.failed[slots])
         return units[(slots >= 0) & ~coming], units[coming], units[slots < 0]
@@ -104,8 +104,9 @@ class UnitShelf(PriorityShelf[np.int64]):
     def spare(self, speed: float) -> Load | None:
         """Return a load of the next unit to read ahead, or None.
 
-        The unit must have a higher priority than the unit that it replaces, and there must be time to load it at
-        `speed` bytes per second. Otherwise, or if hints have been wrong, clear the queue and return None.
+        The unit's priority must be higher than that of the unit that it replaces, and there must be time to load it at
+        `speed` bytes per second. If either is not so, or if earlier predictions were wrong, clear the queue and return
+        None.
         """
         unit = self.read_ahead.pop(lambda unit: self.table.slot_of[unit] >= 0)
         if unit is None:
@@ -125,7 +126,7 @@ class UnitShelf(PriorityShelf[np.int64]):
         return load
 
     def describe(self, slots: Units) -> str:
-        """Return the name that traces show while a hold waits for `slots`: the name of the first loading unit."""
+        """Return the name of the first of `slots`' units that is still loading, for the trace of a hold that waits."""
         loading = slots[self.table.loading[slots]]
         return self._names[int(self.table.unit_of[loading[0]])]
 
@@ -152,7 +153,6 @@ class UnitShelf(PriorityShelf[np.int64]):
         return Load(self, unit, slot, self._names[unit[0]])
 
     def _mark(self, block: int, units: Units) -> None:
-        """Mark `units` as the only units of `block` that are expected."""
         self._wanted_soon[self._announced.pop(block, units)] = False
         self._wanted_soon[units] = True
         self._announced[block] = units

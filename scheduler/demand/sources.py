@@ -39,10 +39,10 @@ class UnitTier(Protocol):
         """Return the size of a unit in bytes."""
 
     def joins(self, unit: int, other: int, together: int) -> bool:
-        """Return True if `other` should be added to a read of `together` bytes that ends with `unit`."""
+        """Return True if `other` should be read together with `unit`, the last unit of a read of `together` bytes."""
 
     def view(self, unit: int, slot: Bytes) -> Bytes:
-        """Return the unit's bytes within its slot."""
+        """Return the part of `slot` that holds the unit's bytes."""
 
     def fill(self, units: Sequence[int], slots: Sequence[Bytes]) -> int:
         """Fill `slots` with `units`, which are read together; return the number of bytes that were moved.
@@ -74,13 +74,13 @@ class DiskUnits:
         return self._extents[unit].nbytes
 
     def joins(self, unit: int, other: int, together: int) -> bool:
-        """Return True if the units are small, follow one another in a file, and together do not exceed one read."""
+        """Return True if both units are small, `other` follows `unit` in one file, and a read of both is not too long."""
         one, two = self._extents[unit], self._extents[other]
         follows = one.path == two.path and one.offset + one.nbytes == two.offset
         return bool(self.staging_bytes) and follows and together + two.nbytes <= self._alone
 
     def view(self, unit: int, slot: Bytes) -> Bytes:
-        """Return the unit's bytes within its slot."""
+        """Return the part of `slot` that holds the unit's bytes."""
         extent = self._extents[unit]
         return slot[: extent.nbytes] if self.staging_bytes else extent.view(slot)
 
@@ -103,7 +103,6 @@ class DiskUnits:
         return run.slot_bytes
 
     def _staging(self) -> Bytes:
-        """Return the staging buffer of the calling thread."""
         if not hasattr(self._threads, "staging"):
             self._threads.staging = page_buffer(self.staging_bytes)
         staging: Bytes = self._threads.staging
@@ -138,7 +137,7 @@ class HostUnits:
         return False
 
     def view(self, unit: int, slot: Bytes) -> Bytes:
-        """Return the unit's bytes within its slot."""
+        """Return the part of `slot` that holds the unit's bytes."""
         return slot[: self._sizes[unit]]
 
     def fill(self, units: Sequence[int], slots: Sequence[Bytes]) -> int:
@@ -154,7 +153,7 @@ class HostUnits:
 
 
 class Verified(Source):
-    """A source of a tier's units that compares each with its hash at its first load."""
+    """A source that fills slots from a `UnitTier`, and compares each unit with its hash when it is first loaded."""
 
     def __init__(self, tier: UnitTier, slots: Sequence[Bytes], verify: Verify | None) -> None:
         """Fill `slots` from `tier`; `verify(unit, data)` raises if the bytes are wrong. None: nothing is compared."""
@@ -197,5 +196,4 @@ class _Whole:
         self._disk = disk
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Read bytes of a file into `into`; return how many were read."""
         return self._disk.read(path, offset, into)

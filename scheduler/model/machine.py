@@ -27,7 +27,7 @@ EXAMPLE = "8GiB GPU, 16GiB RAM, 2GB/s disk"
 
 @dataclass(frozen=True)
 class KvRates:
-    """Speeds of attention over keys and values that are in the processor's caches, by format, in bytes per second.
+    """Speeds of attention, in bytes of keys and values per second that lie in the processor's caches, by number format.
 
     The rates are measured for new tokens with `SHARERS` query heads for each key and value head; more query heads are
     proportionally slower.
@@ -39,7 +39,10 @@ class KvRates:
     q4: float
 
     def seconds(self, kv_dtype: KvDtype, nbytes: Number, sharers: float) -> Number:
-        """Return the seconds of attention over `nbytes`, with `sharers` query heads for each key and value head."""
+        """Return the seconds of attention over `nbytes` bytes of keys and values in the format `kv_dtype`.
+
+        `sharers` is the number of query heads for each key and value head.
+        """
         rate: float = getattr(self, kv_dtype)
         return nbytes / rate * max(1.0, sharers / SHARERS)
 
@@ -196,7 +199,7 @@ def _rates(default: Rates, found: dict[tuple[str, str], int], memory: str, compu
 
 
 def _phrase(part: str) -> tuple[tuple[str, str], int]:
-    """Parse a phrase; return the thing and its unit (`B`, `B/s` or `FLOP/s`), and the amount."""
+    """Parse a phrase such as `8GiB GPU`; return the thing with its unit (`B`, `B/s` or `FLOP/s`), and the amount."""
     match = _PHRASE.fullmatch(part)
     amount, thing = match.groups() if match else ("", "")
     for unit in ("FLOP/s", "B/s", "B"):

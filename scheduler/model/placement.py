@@ -25,7 +25,7 @@ _AS_GOOD = 1.03  # of choices within this factor of the best time (the timeline'
 
 @dataclass(frozen=True)
 class Speeds:
-    """Speeds for which a placement is chosen; the defaults are a laptop's. Only their proportions matter.
+    """Speeds for which a placement is chosen; the defaults are a laptop's. Only their ratios matter.
 
     A larger `turn` or `start` favours a ring of several blocks over a ring of one. With one block, every load finds the
     disk idle, and nothing is loaded between two tokens, because the ring is full by then.
@@ -38,7 +38,7 @@ class Speeds:
     start: float = 0.0  # additional seconds of a load if the disk was idle before it
 
     def costs(self, sizes: Sequence[int]) -> Costs:
-        """Return the seconds per block for blocks of `sizes` bytes."""
+        """Return the seconds to compute, exchange and load each of the blocks, which have `sizes` bytes."""
         exchange = [self.exchange] * (len(sizes) - 1) + [self.exchange + self.turn]
         return Costs([s / self.compute for s in sizes], exchange, [s / self.disk for s in sizes], start=self.start)
 
@@ -67,9 +67,9 @@ class Placement:
         return sum(self.sizes) - self.resident_bytes
 
     def renumbered(self, numbers: Sequence[int], sizes: Sequence[int]) -> "Placement":
-        """Return the same placement after resident neighbours were joined: block b is now `numbers[b]`.
+        """Return the same placement with the numbers that blocks have after resident neighbours were joined.
 
-        `sizes` are the sizes of the new blocks.
+        Block b becomes block `numbers[b]`, and `sizes` are the sizes of the new blocks.
         """
         ring = replace(self.ring, blocks=tuple(numbers[block] for block in self.ring.blocks))
         return Placement(tuple(sizes), frozenset(numbers[block] for block in self.resident), ring)
@@ -100,7 +100,8 @@ def place_window(
 ) -> Placement:
     """Return the paper's placement: `window` blocks in memory, and every `retain`-th FFN block resident (0: none).
 
-    `kinds` are the kinds of the blocks, in order of use. If the window spans all streamed blocks, all are resident.
+    `kinds` are the kinds of the blocks, in order of use. If the window spans all streamed blocks, all blocks are
+    resident.
     """
     ffn = [block for block, kind in enumerate(kinds_of(len(sizes), kinds)) if kind == "ffn"]
     kept = set(ffn[retain - 1 :: retain] if retain else ())
@@ -121,8 +122,8 @@ def kinds_of(blocks: int, kinds: Sequence[BlockKind] | None) -> tuple[BlockKind,
 def _choices(sizes: Sequence[int], budget: int) -> Iterator[Placement]:
     """Yield the placements to compare.
 
-    A placement has one of some ring sizes, one of some numbers of resident large blocks, and as many resident small
-    blocks as still fit. Each is yielded with every layout of the ring.
+    Each has one of several ring sizes, one of several numbers of resident large blocks, and as many resident small
+    blocks as still fit. Each is yielded once for every layout of its ring.
     """
     large, small = _two_kinds(sizes)
     empty = {block for block, size in enumerate(sizes) if not size}
@@ -148,7 +149,6 @@ def _evenly_spaced(items: Sequence[int], sizes: Sequence[int], room: int) -> lis
 
 
 def _largest_fitting(kept: set[int], sizes: Sequence[int], room: int) -> list[int]:
-    """Return further blocks to make resident: those outside `kept` that fit into `room` bytes, the largest first."""
     found = []
     for block in sorted(set(range(len(sizes))) - kept, key=lambda block: -sizes[block]):
         if sizes[block] <= room:

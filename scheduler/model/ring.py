@@ -26,9 +26,10 @@ _STEPS = 16  # sizes tried between the smallest possible size and one that alway
 
 @dataclass(frozen=True)
 class Ring:
-    """A byte ring and the place of each use in it: one entry of `blocks`, `offsets` and `lags` per use of a period.
+    """A byte ring, and the place in it of each use of a block.
 
-    `size` and `offsets` are in bytes; they are multiples of the page size if the block sizes are.
+    A period is the shortest series of uses whose places repeat. `blocks`, `offsets` and `lags` have one entry for each
+    use of a period. `size` and `offsets` are in bytes; they are multiples of the page size if the block sizes are.
     """
 
     size: int
@@ -38,7 +39,7 @@ class Ring:
 
     @property
     def depth(self) -> int:
-        """The least number of blocks in memory at once, the block in use included; 0 if nothing is streamed."""
+        """Least number of blocks that can be in memory at once, the block in use included; 0 if nothing is streamed."""
         return min(self.lags, default=0)
 
 
@@ -58,17 +59,17 @@ def layouts(blocks: Sequence[int], sizes: Sequence[int], size: int) -> list[Ring
 
 
 def neighbours(sizes: Sequence[int], depth: int) -> int:
-    """Return the bytes of the largest `depth` consecutive blocks in the cycle (of all blocks if there are fewer)."""
+    """Return the bytes of the largest `depth` consecutive blocks in the cycle; of all blocks if there are fewer."""
     around = list(sizes) * 2
     depth = min(depth, len(sizes))
     return max(sum(around[at : at + depth]) for at in range(len(sizes)))
 
 
 def smallest(blocks: Sequence[int], sizes: Sequence[int], depth: int) -> Ring:
-    """Return the smallest ring found that holds `depth` blocks at once (fewer if fewer are streamed).
+    """Return a ring that has room for `depth` blocks at once, or for all blocks if there are fewer.
 
-    The ring's size is at least the largest sum of `depth` neighbours and at most `depth` times the largest block. For
-    depths 1 and 2, no smaller ring exists.
+    The ring is the smallest of several layouts. Its size is at least the largest sum of `depth` neighbours and at most
+    `depth` times the largest block. For depths 1 and 2, no smaller ring exists.
     """
     depth = min(depth, len(blocks))
     if not depth:
@@ -81,7 +82,7 @@ def smallest(blocks: Sequence[int], sizes: Sequence[int], depth: int) -> Ring:
 
 
 def _bump(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
-    """Lay out blocks one after the other; start again at 0 with each cycle, or when the next block does not fit."""
+    """Place blocks one after the other; start again at offset 0 with each cycle, or when the next block does not fit."""
     offsets, at = [], 0
     for block in blocks:
         at = 0 if at + sizes[block] > size else at
@@ -91,14 +92,14 @@ def _bump(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
 
 
 def _two_ended(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
-    """Lay out blocks at the start and at the end of the ring in turn."""
+    """Place blocks alternately at the start and at the end of the ring."""
     uses = list(blocks) * (1 if len(blocks) % 2 == 0 else 2)
     offsets = [0 if use % 2 == 0 else size - sizes[block] for use, block in enumerate(uses)]
     return with_lags(uses, sizes, size, offsets)
 
 
 def _equal_slots(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
-    """Lay out blocks in as many slots of the largest block's size as fit, in turn."""
+    """Place blocks in turn in equal slots of the largest block's size, of which the ring has as many as fit."""
     largest = max(sizes[block] for block in blocks)
     slots = max(1, min(size // largest, _LONGEST // len(blocks)))
     uses = list(blocks) * (lcm(len(blocks), slots) // len(blocks))
@@ -106,9 +107,9 @@ def _equal_slots(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring
 
 
 def with_lags(uses: Sequence[int], sizes: Sequence[int], size: int, offsets: Sequence[int]) -> Ring:
-    """Return the ring of `size` bytes in which the n-th use is of block `uses[n]` and has offset `offsets[n]`.
+    """Return the ring of `size` bytes in which use number n of a period is of block `uses[n]`, at offset `offsets[n]`.
 
-    Block b has `sizes[b]` bytes.
+    Block b has `sizes[b]` bytes. The lags are calculated (see the module).
     """
     period = len(uses)
 

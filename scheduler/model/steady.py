@@ -26,7 +26,7 @@ _TOKENS = 24  # tokens simulated
 
 @dataclass(frozen=True)
 class Times:
-    """Mean seconds to compute a block of each kind, to load it, and of an allreduce.
+    """Mean seconds to compute a block of each kind, to load it, and to make one allreduce.
 
     `layer` has the kinds of a layer's blocks, in order. `tail` is the seconds between two tokens in addition to an
     allreduce; the propositions leave it out.
@@ -52,7 +52,7 @@ class Times:
 
     @property
     def busy(self) -> float:
-        """Seconds to compute and exchange one layer."""
+        """Seconds to compute one layer and to make its allreduces."""
         return sum(self.computes) + len(self.layer) * self.allreduce
 
     @property
@@ -95,7 +95,7 @@ class Times:
 
 
 def is_loose(times: Times) -> bool:
-    """Return True if a deep enough window never waits in the long run (proposition 3)."""
+    """Return True if a window that is deep enough would never wait for the disk in the long run (proposition 3)."""
     return times.busy >= times.load
 
 
@@ -236,9 +236,9 @@ def advise(
     waits: tuple[Set[int], int] | None = None,
     kinds: Sequence[BlockKind] | None = None,
 ) -> tuple[int, int, int] | None:
-    """Return the window and the retention (0: none) that do not wait in the least memory, and this memory in bytes.
+    """Return the window and the retention that never wait and need the least memory, and this memory in bytes.
 
-    Return None if every setting waits.
+    A retention of T means that every T-th FFN block is resident; 0: none. Return None if every setting waits.
 
     Args:
         sizes: bytes of each block.
@@ -264,10 +264,11 @@ def advise(
 
 
 def sufficient_ring(placement: Placement, speeds: Speeds, *faster: Speeds, measured: Costs | None = None) -> int:
-    """Return a budget, in bytes, with which `place` finds a placement that does not wait for the disk.
+    """Return a budget for resident blocks and a ring with which `place` finds a placement that does not wait for the
+    disk.
 
-    The budget is for resident blocks and a ring, and at least the memory of `placement`. In the next run, `place` will
-    choose by the speeds measured then. Therefore its choice for each of the given speeds must not wait.
+    The budget, in bytes, is at least the memory of `placement`. The next run measures speeds of its own, and `place`
+    chooses by them. So the budget is such that the placement chosen for each of the given speeds does not wait.
 
     Args:
         placement: the placement in use, or the planned one.
@@ -306,7 +307,7 @@ def _suffices(placement: Placement, times: Times, costs: Costs, window: int, ret
 
 
 def _waits(ring: Ring, costs: Costs) -> float:
-    """Return the share of the token time that is spent waiting."""
+    """Return the share of a token's time that is spent waiting for loads, by simulation."""
     timeline = simulate(ring, costs, _TOKENS)
     return timeline.steady_stall / timeline.steady_token if timeline.steady_stall else 0.0
 
@@ -334,7 +335,10 @@ def _longest_way(times: Times, window: int, first: int) -> float:
 
 
 def _period(kinds: Sequence[BlockKind]) -> tuple[BlockKind, ...]:
-    """Return the kinds of a layer's blocks: the shortest run that `kinds` repeats, or `kinds` if layers differ."""
+    """Return the kinds of the blocks of one layer: the shortest run of kinds that `kinds` repeats.
+
+    If layers differ, the result is `kinds`.
+    """
     lengths = (length for length in range(1, len(kinds)) if len(kinds) % length == 0)
     length = next((one for one in lengths if list(kinds[one:]) == list(kinds[:-one])), len(kinds))
     return tuple(kinds[:length])

@@ -42,8 +42,7 @@ class OtherWaits:
 
     Attributes:
         head: the wait for the master's streamed head, between two tokens.
-        rows: the wait for rows of the master's embedding, between two tokens. The embedding is in memory only if all
-            blocks are resident.
+        rows: the wait for rows of the master's embedding, between two tokens; 0 if the embedding is in memory.
         tail: the wait for another node's disk, between two tokens.
         others: the wait for other nodes' disks, during this node's allreduces.
     """
@@ -78,7 +77,7 @@ NO_OTHER_WAITS = OtherWaits()
 
 @dataclass(frozen=True)
 class Timeline:
-    """The seconds of each simulated token, and the seconds for which it waited for weights."""
+    """The seconds of each simulated token, and the part of them that was spent waiting for weights."""
 
     tokens: tuple[float, ...]
     stalls: tuple[float, ...]
@@ -103,7 +102,7 @@ class Timeline:
 
 
 def simulate(ring: Ring, costs: Costs, tokens: int = 8) -> Timeline:
-    """Simulate `tokens` equal tokens, starting with an empty ring; resident blocks are in memory from the start."""
+    """Simulate `tokens` tokens of equal `costs`. The ring is empty at first; resident blocks are in memory."""
     return replay(ring, [costs], tokens)
 
 

@@ -37,9 +37,10 @@ _STEPS = 8  # number of the latest steps whose median is the pace
 
 
 class NeuronArena(Source):
-    """The arena of one node: the slots on its accelerator, whose layers are shelves of one cache, and their source.
+    """The arena of one node: slots for neurons in its accelerator's memory, and the source that fills them.
 
-    Only one thread may divide neurons. Close the queue of transfers before freeing the arena's memory.
+    Each layer's slots are one shelf of a slot cache. Only one thread may divide neurons. Close the queue of transfers
+    before freeing the arena's memory.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class NeuronArena(Source):
 
     @property
     def pace(self) -> float:
-        """Seconds from one layer to the next within a step; 0 before it is known."""
+        """Median seconds from one layer to the next within a step; 0 before it is known."""
         return median(self._paces) if self._paces else 0.0
 
     def begin(self) -> None:
@@ -93,9 +94,9 @@ class NeuronArena(Source):
     # called with the lock held
 
     def room(self) -> int:
-        """Return how many neurons may move now, once per layer: as many as the link can copy in most of `pace`.
+        """Return how many neurons may move now: as many as the link can copy in most of the time of one layer (`pace`).
 
-        Return 0 if as many moves as `MigrationSettings.ahead` are queued or running.
+        Call this once per layer. Return 0 if `MigrationSettings.ahead` moves are queued or running.
         """
         self._expects.append(self._clock())
         if self.slots.queued >= max(1, self.migration.ahead):
@@ -108,7 +109,8 @@ class NeuronArena(Source):
     # called by the cache
 
     def fill(self, loads: Sequence[Load], part: int) -> int:
-        """Gather the weights of a move's neurons, and make one copy; return its size in bytes.
+        """Gather the weights of a move's neurons, and copy them to the accelerator at once; return the bytes of the
+        copy.
 
         Moves run one at a time, so they share one staging buffer.
         """
@@ -126,7 +128,6 @@ class NeuronArena(Source):
         return int(target.size)
 
     def _fill(self, layer: LayerArena) -> None:
-        """Copy the neurons that are active most often, `ArenaLayer.hot`, into the layer's slots."""
         hot = layer.layer.hot
         for at in range(0, len(hot), ROOM_MOST):
             move = NeuronMove(at, hot[at : at + ROOM_MOST])

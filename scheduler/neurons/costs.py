@@ -86,7 +86,10 @@ class FittedCost:
         return self._take(sum(counts) / len(counts), sum(times) / len(times))
 
     def _take(self, count: float, seconds: float) -> bool:
-        """Add a sample, fit the line again after a drift or enough new samples, and return True for a drift."""
+        """Add a sample; return True if it reveals a drift.
+
+        The line is fitted again after a drift, or after enough new samples.
+        """
         drifted = self.line is not None and self._alarm.add(
             self._usual + seconds, self._usual + self.line.seconds(count)
         )
@@ -114,7 +117,7 @@ class FittedCost:
 def _line(counts: np.ndarray, seconds: np.ndarray, before: LineCost | None) -> LineCost:
     """Return the line through samples of `counts` neurons that took `seconds`.
 
-    If the counts are too similar to determine a slope, the line has the `start` of `before`, or 0 if that is None.
+    If the counts are too similar to determine a slope, the line has the `start` of `before`, or 0 if `before` is None.
     """
     later, earlier = np.triu_indices(len(counts), 1)
     apart = np.abs(counts[later] - counts[earlier]) > _SPREAD * counts.mean()

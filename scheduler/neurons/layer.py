@@ -35,9 +35,8 @@ class HeldNeurons:
         self._layer.release_slots(self.slots)
 
     def cancel(self) -> None:
-        """Release the slots, and take the neurons off the statistics because they were not computed in this way.
-
-        Call this instead of `release`.
+        """Release the slots, and subtract the neurons from the statistics. Call this instead of `release` if no call
+        was made.
         """
         self._layer.cancel(self)
 
@@ -78,7 +77,9 @@ class LayerArena(PriorityShelf[np.int32]):
             return self._held(shares)
 
     def divide_active(self, active: I32) -> HeldNeurons:
-        """Divide the neurons `active` by where they are, so that all are computed; int32, ascending and unique."""
+        """Divide the neurons `active` between the accelerator, if it has them, and the CPU; int32, ascending and
+        unique.
+        """
         with self._lock:
             there = self._marks()[active]
             return self._held(NeuronShares(active[there], active[~there], 0.0, 0.0))
@@ -86,7 +87,7 @@ class LayerArena(PriorityShelf[np.int32]):
     def expect(self, predicted: I32) -> None:
         """Begin to move important neurons to the accelerator, given the neurons `predicted` for the current token.
 
-        `predicted` is int32 and unique.
+        `predicted` is int32, in any order and unique.
         """
         arena = self._arena
         if not arena.migration.migrate or not len(self.table):
@@ -124,7 +125,7 @@ class LayerArena(PriorityShelf[np.int32]):
         self._arena.slots.release(self, slots)
 
     def cancel(self, held: HeldNeurons) -> None:
-        """Release the slots of `held`, whose neurons were not computed, and take them off the statistics."""
+        """Release the slots of `held`, whose neurons were not computed, and subtract its neurons from the statistics."""
         figures = self._arena.figures
         figures.active -= len(held.neurons) + len(held.cpu_neurons)
         figures.active_on_accelerator -= len(held.neurons)

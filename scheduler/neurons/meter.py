@@ -14,9 +14,9 @@ _STEP = 0.25  # resolution of thresholds in the trace, in units of a score
 
 
 class NeuronMeter:
-    """The measured costs of one node's neurons, for each class of step sizes. Thread-safe.
+    """The measured costs of one node's neurons, one set for each class of step sizes. Thread-safe.
 
-    `costs` has those of single-token steps and of moves.
+    `costs` is the set of single-token steps; it also has the cost of moves.
     """
 
     def __init__(self, trace: NoTrace = OFF) -> None:

@@ -59,7 +59,7 @@ def choose_move(
 
 
 def _counts(most: int) -> list[int]:
-    """Return the sizes of moves to try, in neurons: `most`, then a third fewer each time."""
+    """Return the numbers of neurons to try as the size of a move: `most`, then a third fewer each time."""
     counts = []
     while most > 0:
         counts.append(most)
@@ -68,9 +68,9 @@ def _counts(most: int) -> list[int]:
 
 
 def _least_run(totals: F64, blocked: I64, count: int) -> tuple[int, float]:
-    """Return the first slot of the `count` adjacent movable slots with the least importance, and that importance.
+    """Return the first of the `count` adjacent movable slots with the least total importance, and that total.
 
-    The importance is infinite if no such run exists. `totals` and `blocked`, `[slots + 1]`, are cumulative sums of
+    The total is infinite if no such run of slots exists. `totals` and `blocked`, `[slots + 1]`, are cumulative sums of
     importance and of slots that cannot be filled.
     """
     lost = np.where(blocked[count:] == blocked[:-count], totals[count:] - totals[:-count], np.inf)

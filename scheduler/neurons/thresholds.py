@@ -39,7 +39,7 @@ class NeuronShares:
 
 
 def plain_shares(scores: F32, threshold: float, there: Marks) -> NeuronShares:
-    """Divide the neurons whose score reaches one `threshold` among the two sides by where they are.
+    """Divide the neurons whose score reaches `threshold` between the two sides by where they are.
 
     `scores` are the predictor's, `[neurons]`. `there` is True for neurons that are on the accelerator, `[neurons]`.
     """
@@ -50,8 +50,9 @@ def plain_shares(scores: F32, threshold: float, there: Marks) -> NeuronShares:
 def balanced_shares(scores: F32, threshold: float, there: Marks, accelerator: LineCost, cpu: LineCost) -> NeuronShares:
     """Divide neurons by two thresholds, chosen so that the side that finishes last finishes as early as possible.
 
-    If no two thresholds are faster than `threshold` alone, divide the neurons as `plain_shares` does. `accelerator`
-    and `cpu` are the costs of computing neurons on each side. The other arguments are those of `plain_shares`.
+    If no two thresholds are faster than `threshold` on both sides, divide the neurons as `plain_shares` does.
+    `accelerator` and `cpu` are the costs of computing neurons on each side. The other arguments are those of
+    `plain_shares`.
     """
     before = plain_shares(scores, threshold, there)
     times = accelerator.seconds(len(before.on_accelerator)), cpu.seconds(len(before.on_cpu))
@@ -78,9 +79,10 @@ def balanced_shares(scores: F32, threshold: float, there: Marks, accelerator: Li
 def _exchange(
     scores: F32, threshold: float, fast: Marks, slow: Marks, quick: LineCost, tardy: LineCost
 ) -> tuple[I32, I32]:
-    """Return the neurons that the faster side adds and those that the slower side drops; empty if nothing is gained.
+    """Return the neurons that the faster side adds and those that the slower side drops, so that both finish sooner.
 
-    `fast` and `slow` mark the neurons of either side, `[neurons]`; `quick` and `tardy` are the costs of the two sides.
+    Both are empty if nothing is gained. `fast` and `slow` mark the neurons of either side, `[neurons]`; `quick` and
+    `tardy` are the costs of the two sides.
     """
     active = scores >= np.float32(threshold)
     spare = _numbers(fast & ~active & (scores > np.float32(threshold - _FAR)))
@@ -105,7 +107,7 @@ def _exchange(
 
 
 def _chances(scores: F32) -> F64:
-    """Return the probability that each neuron is active."""
+    """Return the probability that each neuron is active, from its predictor's score."""
     found: F64 = 0.5 * (1.0 + np.tanh(0.5 * scores.astype(np.float64)))
     return found
 

@@ -30,15 +30,15 @@ S = TypeVar("S", bound=LoadStats)
 
 
 class Source(ABC):
-    """The disk or memory from which a cache fills its slots. Several threads use it."""
+    """The disk or memory from which a cache fills its slots. Several threads call its methods."""
 
     checks = False  # True if `check` does something
 
     @abstractmethod
     def fill(self, loads: Sequence[Load], part: int) -> int:
-        """Fill a part of the slots of `loads`, which were joined; return the number of bytes that were moved.
+        """Fill part number `part` of the slots of `loads`; return the number of bytes that were moved.
 
-        Joined loads have one part.
+        Several loads that `joins` put together are filled by one call, in one part.
 
         Raises:
             Exception: if a load failed; the error names the file or unit.
@@ -49,7 +49,7 @@ class Source(ABC):
         return False
 
     def check(self, load: Load) -> None:  # noqa: B027
-        """Check the bytes of a load whose parts are all filled; raise an exception if they are wrong."""
+        """Check the bytes of a load whose parts are all filled; raise an exception if the bytes are wrong."""
 
 
 class SlotCache(Generic[S]):
@@ -152,7 +152,7 @@ class SlotCache(Generic[S]):
         return slots
 
     def wait(self, shelf: Shelf, slots: Any, enough: Callable[[], bool] | None = None) -> None:
-        """Wait until the pinned `slots` are loaded or `enough()` is True; raise the error of a failed load."""
+        """Wait until the pinned `slots` are loaded or `enough()` returns True; raise the error of a failed load."""
         with self.lock:
             if shelf.loading(slots) and not (enough and enough()):
                 began, name = time.perf_counter(), shelf.describe(slots)
@@ -167,7 +167,7 @@ class SlotCache(Generic[S]):
                 raise error
 
     def release(self, shelf: Shelf, slots: Any, device: Device | None = None) -> None:
-        """Remove one pin from each of `slots`; if `device` is given, after the calls that are queued on it."""
+        """Remove one pin from each of `slots`; if `device` is given, only after the calls that are queued on it."""
         if device is not None:
             device.start(lambda: self.release(shelf, slots))
             return
@@ -230,7 +230,7 @@ class SlotCache(Generic[S]):
 
     @property
     def speed(self) -> float:
-        """Bytes per second of loading, since the start."""
+        """Mean bytes per second of loading since the start, counting only the time in which a read is in flight."""
         return self.loaded_bytes / ((self._reads and self._reads.seconds) or 1.0)
 
     def require_open(self) -> None:
@@ -239,7 +239,7 @@ class SlotCache(Generic[S]):
             raise TpiError("the memory of weights is closed; open the model again")
 
     def submit(self, loads: Sequence[Load], ahead: bool = False) -> None:
-        """Queue loads, whose slots are marked as loading: on demand, or `ahead` of it."""
+        """Queue `loads`, whose slots are marked as loading: as demand, or behind demand if `ahead` is True."""
         if loads:
             (self._ahead if ahead else self._demanded).extend(loads)
             self._unended += len(loads)
@@ -277,7 +277,7 @@ class SlotCache(Generic[S]):
         return slots
 
     def _promote(self, shelf: Shelf) -> None:
-        """Turn the read-ahead of a shelf into demand."""
+        """Move a shelf's queued read-ahead to the end of the queue of demanded loads."""
         self._demanded.extend(load for load in self._ahead if load.shelf is shelf)
         self._ahead = deque(load for load in self._ahead if load.shelf is not shelf)
 
@@ -288,7 +288,9 @@ class SlotCache(Generic[S]):
     # The methods below are called by the workers.
 
     def _serve(self, lane: int = 0) -> None:
-        """Fill a part of a lane's most urgent load and of the loads that join it; do nothing if no load is queued."""
+        """Fill a part of the first load that may begin on a lane, with the loads that join it; without such a load, do
+        nothing.
+        """
         with self.lock:
             loads = [] if self.closed else self._take(lane)
             part = loads[0].begun - 1 if loads else 0
@@ -312,7 +314,7 @@ class SlotCache(Generic[S]):
                 self._end_part(load, part, error)
 
     def _end_part(self, load: Load, part: int, error: Exception | None) -> None:
-        """End a part of a load, and the load with its last part."""
+        """Record that a part of a load has ended; after its last part, end the load."""
         if error is not None:
             load.error, load.parts = error, load.begun
         elif load.parts > 1:
@@ -333,7 +335,7 @@ class SlotCache(Generic[S]):
             self._done.notify_all()
 
     def _checked(self, load: Load) -> Exception | None:
-        """Check a load without the lock; return the error if its bytes are wrong."""
+        """Release the lock while the source checks a load; return the error if its bytes are wrong."""
         self.lock.release()
         try:
             self._source.check(load)

@@ -30,14 +30,14 @@ class Cycle:
         self._place = {block: use for use, block in reversed(list(enumerate(ring.blocks)))}
 
     def next_use(self, block: int) -> int:
-        """Return the number of the use of `block` that is held now, else of its next use."""
+        """Return the number of the use of `block` that is held now or, if none is, of its next use."""
         for use in self._pins:
             if self._ring.blocks[use % self.period] == block:
                 return use
         return self.head + (self._place[block] - self.head) % self.length
 
     def may_open(self, use: int) -> bool:
-        """Return True if `use` may be loaded, because every use that it overwrites is over."""
+        """Return True if use number `use` may be loaded, because every use that it overwrites is over."""
         return bool(self.period) and use - self._ring.lags[use % self.period] < self._released
 
     def overwritten(self, use: int) -> int:
@@ -59,7 +59,7 @@ class Cycle:
         return opened
 
     def return_to(self, use: int) -> range:
-        """Make `use`, which is not held, the next use again; return the uses from `use` on that had been requested."""
+        """Make `use`, which is not held, the next use again; return the requested uses from `use` on."""
         opened = self.rewind_to(use)
         self.head = use
         self._release()

@@ -10,7 +10,7 @@ from tpi.errors import TpiError
 
 
 class CyclicShelf(ABC):
-    """A shelf for units in cyclic order: the unit that was used longest ago is overwritten by the next one.
+    """A shelf for units in cyclic order: a new unit overwrites the one that was used longest ago.
 
     The units of a claim are a tuple of one unit, and its slots are the number of its use (`scheduler.slots.cycle`). All
     uses for which the ring has room are loaded ahead. A use whose load failed is loaded again when it is claimed again,
@@ -28,7 +28,7 @@ class CyclicShelf(ABC):
 
     @property
     def settling(self) -> bool:
-        """False: the end of a load frees no slot, only a release does."""
+        """False, because slots become free when they are released, not when a load ends."""
         return False
 
     def resume(self) -> Sequence[Load]:
@@ -42,9 +42,9 @@ class CyclicShelf(ABC):
         self.cycle.rewind_to(self.cycle.head)
 
     def room(self, units: tuple[int]) -> int:
-        """Return 1 if the unit can be claimed, else 0; skip all uses before it.
+        """Return 1 if the unit in `units` can be claimed, else 0; skip all uses before the one to be claimed.
 
-        A use of the unit that is held already is claimed once more, else its next use.
+        That is the unit's present use if it is held already, else its next use.
         """
         cycle = self.cycle
         self._claimed = use = cycle.next_use(units[0])
@@ -63,7 +63,7 @@ class CyclicShelf(ABC):
         return self._claimed, loads
 
     def release(self, slots: int) -> Sequence[Load]:
-        """Remove one hold of the use number `slots`; after its last hold, return the loads for which there is room.
+        """Remove one hold of use number `slots`; after its last hold, return the loads for which there is room.
 
         If the use's load failed, it becomes the next use again, and no loads are returned.
         """
@@ -75,11 +75,11 @@ class CyclicShelf(ABC):
         return ()
 
     def loading(self, slots: int) -> bool:
-        """Return True if a use is loading."""
+        """Return True if use number `slots` is loading."""
         return self._loading[slots % self.cycle.period] > 0
 
     def failure(self, slots: int) -> Exception | None:
-        """Return the error of a use whose load failed; None if it did not fail."""
+        """Return the error of use number `slots`; None if its load did not fail."""
         place = slots % self.cycle.period
         error = self._errors[place]
         return None if error is None or self._loading[place] else error
@@ -89,11 +89,11 @@ class CyclicShelf(ABC):
         return TpiError(f"{self.name_of(units[0])} cannot be held yet: release the other holds first")
 
     def describe(self, slots: int) -> str:
-        """Return the name that traces show while a computation waits for the block with number `slots` in the cycle."""
+        """Return the name of the block of use number `slots`, for the trace of a hold that waits."""
         return self.name_of(self._units[slots % self.cycle.period])
 
     def awaited(self, slots: int, began: float, ended: float) -> None:  # noqa: B027
-        """Do nothing; a subclass may record that a hold waited for a use between two times, in seconds."""
+        """Do nothing; a subclass may record that a hold waited for a use from `began` to `ended`, in seconds."""
 
     def end(self, load: Load, error: Exception | None) -> None:
         """Mark a load as ended; it failed if `error` is not None."""
@@ -122,4 +122,4 @@ class CyclicShelf(ABC):
         return loads
 
     def _drop(self, uses: range) -> None:  # noqa: B027
-        """Do nothing; a subclass may cancel the loads of `uses`, which will not be held."""
+        """Do nothing; a subclass may cancel the loads of `uses`, which were requested and will not be held."""

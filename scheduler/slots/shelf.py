@@ -62,7 +62,7 @@ class Shelf(Protocol):
 
     @property
     def settling(self) -> bool:
-        """True if there will be more room when a load ends."""
+        """True if the end of a running load will make more room."""
 
     def room(self, units: Any) -> int:
         """Return how many of `units`, counted from the first, can be claimed now."""
@@ -83,7 +83,7 @@ class Shelf(Protocol):
         """Return the name that traces show while a hold waits for `slots`."""
 
     def awaited(self, slots: Any, began: float, ended: float) -> None:
-        """Record that a hold waited for `slots` between two times, in seconds."""
+        """Record that a hold waited for `slots` from `began` to `ended`, in seconds."""
 
     def refuse(self, units: Any) -> TpiError:
         """Return the error to raise for a hold of `units` that find no room even after all loads have ended."""
@@ -110,7 +110,7 @@ class PriorityShelf(Generic[N]):
 
     @property
     def settling(self) -> bool:
-        """True if there will be more room when a load ends."""
+        """True if the end of a running load will make more room."""
         return self.table.settling
 
     def room(self, units: npt.NDArray[N]) -> int:
@@ -144,14 +144,14 @@ class PriorityShelf(Generic[N]):
         return self._errors[int(slots[failed][0])] if failed.any() else None
 
     def describe(self, slots: Slots) -> str:
-        """Return the name that traces show while a hold waits for `slots`: the name of the shelf."""
+        """Return the shelf's name, which traces show while a hold waits for `slots`."""
         return self.name
 
     def awaited(self, slots: Slots, began: float, ended: float) -> None:
         """Do nothing: this shelf does not record waits."""
 
     def refuse(self, units: npt.NDArray[N]) -> TpiError:
-        """Return the error to raise for a hold of `units` for which there is no room, whatever is loading."""
+        """Return the error to raise for a hold of `units` that do not fit, even after all loads have ended."""
         return PlanError(
             f"{len(units)} neurons of {self.name} cannot be held at once: memory has room for {len(self.table)}; raise "
             "--memory"
@@ -164,5 +164,4 @@ class PriorityShelf(Generic[N]):
         self.table.end(load.slots, arrived=error is None)
 
     def _loads(self, missing: npt.NDArray[N]) -> Sequence[Load]:
-        """Return the loads of `missing`, which have slots now."""
         return [Load(self, missing, self.table.slot_of[missing], self.name)]

@@ -59,7 +59,8 @@ class SlotTable(Generic[N]):
     def __init__(self, units: int, slots: int, index: Any = np.int64, fixed: int = 0) -> None:
         """Create a table of `slots` empty slots for `units` units.
 
-        `index` is the integer type of the indexes, and both counts must fit into it. `fixed` is described above.
+        `index` is the integer type of the indexes, and both counts must fit into it. The first `fixed` slots are filled
+        once.
         """
         self.slot_of = np.full(units, -1, index)
         self.unit_of = np.full(slots, -1, index)
@@ -75,14 +76,14 @@ class SlotTable(Generic[N]):
 
     @property
     def loaded(self) -> Marks:
-        """Mask `[units]` of the units that are loaded."""
+        """Mask `[units]`: True for units that are loaded."""
         found = np.zeros(len(self.slot_of), np.bool_)
         found[self.unit_of[(self.unit_of >= 0) & ~self.loading & ~self.failed]] = True
         return found
 
     @property
     def free(self) -> Marks:
-        """Mask `[slots]` of the slots that a load may fill now."""
+        """Mask `[slots]`: True for slots that a load may fill now."""
         free: Marks = (self.pins == 0) & ~self.loading
         if self.fixed:
             free[: self.fixed] = False
@@ -150,8 +151,8 @@ class SlotTable(Generic[N]):
     def gains(self, units: npt.NDArray[N], priority: Priority) -> tuple[npt.NDArray[N], Slots]:
         """Return which of `units`, none of which has a slot, should get one, and the slots that they should get.
 
-        The unit with the highest priority gets the slot of the resident unit with the lowest, the next one that of the
-        next resident unit, and so on, as long as the new unit's priority is the higher one. `priority` is that of every
+        The unit with the highest priority replaces the resident unit with the lowest one, the second highest replaces
+        the second lowest, and so on, as long as the new unit has the higher priority. `priority` has a value for every
         unit, `[units]`.
         """
         slots = self.least(len(units), priority)

@@ -14,7 +14,7 @@ _SETATTR = {"x86_64": 314, "aarch64": 274}  # system call numbers of sched_setat
 
 
 def wake_soon() -> None:
-    """Let the calling thread take a core as soon as it wakes up. For threads that mostly wait and start transfers.
+    """Let the calling thread, which mostly waits and starts transfers, get a core as soon as it wakes up.
 
     The thread asks for short time slices. Linux 6.12 and later run it before threads with longer slices, because its
     deadline is nearer (the EEVDF scheduler). It gets no larger share of the core, and needs no privilege. On other

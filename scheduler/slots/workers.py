@@ -18,7 +18,8 @@ class LoadWorkers(Protocol):
         """Start the threads, which call `serve` for each load that is announced. Called once."""
 
     def kick(self, loads: Sequence[Load | None]) -> None:
-        """Announce `loads`, for each of which a thread calls `serve`. For None, the cache may choose a load then.
+        """Announce `loads`: a thread calls `serve` for each of them. For None, the cache chooses the load when `serve`
+        runs.
 
         Raises:
             TpiError: if no thread will run the loads.

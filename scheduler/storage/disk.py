@@ -123,7 +123,7 @@ def _attempt_again(disk: Disk, extent: Extent, into: Bytes, start: int, needed: 
 
 
 def _remedy(path: Path) -> str:
-    """Return advice about a broken file of weights: a shard image is only a copy, but a pack must be complete."""
+    """Return advice for a broken file of weights: a shard image is a copy of the master's, a pack is not."""
     if path.suffix == ".shard":
         return "remove it to fetch it again"
     return f"remove the pack {path.parent}; the next run makes it again if it is in the cache, else run `tpi pack`"

@@ -10,7 +10,7 @@ from tpi.pack.layout import RunLayout
 
 @dataclass(frozen=True)
 class Extent:
-    """A range of `nbytes` bytes at `offset` in the file `path`: one block of this node, or any run of units.
+    """A range of `nbytes` bytes at `offset` in the file `path`: one block of this node, or adjacent units of a block.
 
     A shard image pads its header to 4 KiB, so that `offset` is a multiple of `PAGE` and the block starts on a page
     boundary. Any other offset works too: the read is rounded outward to whole pages, and the block starts inside the
@@ -37,7 +37,7 @@ class Extent:
 
 
 def tile_starts(run: RunLayout, size: int) -> list[int]:
-    """Return the number of the first unit of each tile, if the units of `run` are divided into tiles of `size` bytes.
+    """Return the number of each tile's first unit, if the units of `run` are divided into tiles of `size` bytes.
 
     A tile is rounded down to whole units, but has at least one. If `size` is large enough, tiles are also rounded down
     so that each starts on a page boundary.

@@ -45,7 +45,7 @@ class DiskSpeed:
 
     @property
     def reliable(self) -> bool:
-        """True if the measurement can be relied upon: it is neither old nor doubted."""
+        """True if the measurement is neither old nor marked as doubted."""
         return 0 <= time.time() - self.at < _FRESH_S and not self.doubted
 
     def contradicted_by(self, nbytes: int, seconds: float) -> bool:
@@ -109,9 +109,9 @@ def mark_doubted(files: Sequence[Path], cache: Path) -> None:
 
 
 def _confirmed(before: DiskSpeed | None, found: DiskSpeed) -> DiskSpeed:
-    """Return the new measurement `found`, dated now.
+    """Return the new measurement `found`, with the time of now.
 
-    Mark it as confirmed if it agrees with the measurement `before`, and that one was doubted.
+    Mark it as confirmed if it agrees with the earlier measurement `before`, which a run had contradicted.
     """
     doubted = before is not None and before.doubted
     same = before is not None and _agree(before.bytes_per_second, found.bytes_per_second, _SAME)
@@ -187,16 +187,17 @@ def _one_at_a_time(lock: Path) -> Iterator[None]:
 
 
 def _key(path: Path) -> str:
-    """Return the key of the disk that holds `path`, which names the current boot.
+    """Return the key of the disk that holds `path`: the device's number and the current boot.
 
-    In a testbed it also names the device, because each has a disk speed of its own, although they share a disk.
+    In a testbed the key also names the emulated device, because each has a disk speed of its own, although they share a
+    disk.
     """
     device = "".join(f"{os.environ[name]} " for name in ("TPI_TESTBED", "TPI_DEVICE") if name in os.environ)
     return f"{device}{path.stat().st_dev} {_boot()}"
 
 
 def _lasts(key: str) -> bool:
-    """Return True if `key` names this boot and, if it names a testbed at all, the testbed that this process is in."""
+    """Return True if `key` is of the current boot and, if it names a testbed, of the testbed of this process."""
     return key.endswith(f" {_boot()}") and (len(key.split()) == 2 or key.split()[0] == os.environ.get("TPI_TESTBED"))
 
 

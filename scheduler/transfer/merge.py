@@ -39,7 +39,7 @@ def merge_rings(rings: Sequence[Ring], sizes: Sequence[int]) -> Ring:
 
 
 def _offsets(ring: Ring) -> Mapping[int, list[int]]:
-    """Return a list of offsets for each segment: one for each cycle in the ring's period."""
+    """Return the offsets of each segment, one for each cycle in the ring's period."""
     found: dict[int, list[int]] = {}
     for segment, offset in zip(ring.blocks, ring.offsets, strict=True):
         found.setdefault(segment, []).append(offset)

@@ -66,7 +66,8 @@ class StagedPages:
         self.moved_bytes = 0
 
     def begin(self) -> None:
-        """Begin a step: mark the buffers as empty, because pages may have changed on the host or been reassigned.
+        """Begin a step: mark the buffers as empty, because the host's pages may have changed or belong to other
+        sequences now.
 
         Raises:
             Exception: the error of a failed save from an earlier step, usually a DeviceError. Its keys and values are
@@ -79,7 +80,7 @@ class StagedPages:
             buffer.layer, buffer.present = -1, set()
 
     def abandon(self) -> None:
-        """Abort the step. Its tokens will be computed again, so errors of its saves are ignored."""
+        """Abort the step: forget the errors of its saves, because its tokens will be computed again."""
         self._device.start(lambda: None).wait()  # a save is submitted only once its data is computed
         for layer, saves in self._saves.items():
             for save in list(saves):
@@ -116,7 +117,7 @@ class StagedPages:
         self._device.start(lambda: self._save(buffer, layer, written))
 
     def _staged(self, layer: int, batch: Batch) -> PageBuffer:
-        """Return the buffer for `layer`; start to copy the pages that `batch` attends to and that it lacks."""
+        """Return the buffer for `layer`; start to copy the pages that it lacks and that `batch` attends to."""
         buffer = next((each for each in self._buffers if each.layer == layer), self._buffers[0])
         self._buffers.remove(buffer)
         self._buffers.append(buffer)  # so that the first is always the least recently used
@@ -153,14 +154,14 @@ class StagedPages:
         return self._queue.submit(kind, f"KV {layer}{self._number}", call, after, self._link)
 
     def _copy(self, source: KvArray, target: KvArray, pages: Pages) -> None:
-        """Copy `pages` of one array to another, neighbouring pages in one copy."""
+        """Copy `pages` of the array `source` to `target`, with one copy for each run of neighbouring pages."""
         runs = [(_bytes(source[run]), _bytes(target[run])) for run in _runs(pages)]
         wait_all([self._device.copy(here, there) for here, there in runs])
         self.moved_bytes += sum(here.size for here, _ in runs)
 
 
 def _filled(batch: Batch) -> Pages:
-    """Return the pages with tokens from before `batch`, of every sequence in it."""
+    """Return the pages that hold tokens of the batch's sequences from before `batch`."""
     firsts = {int(row): int(batch.positions[batch.sequence == row].min()) for row in np.unique(batch.sequence)}
     return frozenset(
         int(page) for row, first in firsts.items() for page in batch.tables[row, : -(-first // PAGE_TOKENS)]
@@ -173,7 +174,6 @@ def _written(batch: Batch) -> Pages:
 
 
 def _runs(pages: Pages) -> list[slice]:
-    """Return the pages as runs of consecutive numbers."""
     numbered = enumerate(sorted(pages))
     runs = [[page for _, page in run] for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0])]
     return [slice(run[0], run[-1] + 1) for run in runs]

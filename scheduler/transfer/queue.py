@@ -37,7 +37,7 @@ class QueuedTransfer:
 
     @property
     def done(self) -> bool:
-        """True once the transfer has ended, so that `wait` does not block."""
+        """True if the transfer has ended, so that `wait` does not block."""
         return self._ended.is_set()
 
     @property
@@ -56,7 +56,7 @@ class QueuedTransfer:
         self._ended.wait()
 
     def run(self) -> None:
-        """Call the transfer's function, unless a transfer that had to succeed first has failed."""
+        """Call the transfer's function, unless a transfer in `after` has failed."""
         try:
             for before in self._after:
                 before.wait()
@@ -148,7 +148,7 @@ class TransferQueue:
                 self._work.notify_all()
 
     def _take(self) -> QueuedTransfer | None:
-        """Return the next transfer that may start; None once the queue is closed."""
+        """Wait for a transfer that may start, and return it; return None once the queue is closed."""
         with self._lock:
             while not self._closed:
                 chosen = self._next()

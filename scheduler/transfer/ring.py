@@ -88,8 +88,9 @@ class SegmentShelf(CyclicShelf, Source):
 class DeviceRing:
     """The ring of a node's accelerators. Only one thread may hold segments.
 
-    The memory of a released segment is overwritten only after its device has made the calls that use the segment. Other
-    rules of holds, loads and failures are those of `scheduler.slots.cache.SlotCache`. A new ring is paused.
+    The memory of a released segment is overwritten only after its device has made the calls that use the segment. The
+    other rules of holds, loads and failures are those of `scheduler.slots.cache.SlotCache`. A new ring loads nothing
+    until `resume`.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class DeviceRing:
         queue: TransferQueue,
         trace: NoTrace = OFF,
     ) -> None:
-        """Create a paused ring; segment n is `contents[n]`, in the memory of its accelerator, at the ring's offset.
+        """Create a ring; segment n is `contents[n]`, in the memory of its accelerator, at the ring's offset.
 
         Args:
             parts: the ring's memory on each accelerator.

@@ -12,13 +12,13 @@ _SPARE = Load(None, (), ())
 
 
 class QueueWorkers:
-    """A `LoadWorkers` that submits a transfer for each load.
+    """A `LoadWorkers` that submits a transfer to a queue for each load.
 
-    When a transfer starts, it runs the load that is most urgent then.
+    A transfer runs the load that is most urgent when the transfer starts.
     """
 
     def __init__(self, queue: TransferQueue, name: str = "", link: int = 0) -> None:
-        """Use a link of `queue`, which the caller closes after this.
+        """Use link number `link` of `queue`. The caller closes the queue, after these workers.
 
         `name` is the name of the transfers in traces; if it is empty, they have the titles of their loads.
         """
@@ -39,7 +39,7 @@ class QueueWorkers:
 
     @property
     def lost(self) -> bool:
-        """True if the last transfer failed: a queue that closes fails all of its transfers."""
+        """True if the last transfer failed, as it does when the queue is closed."""
         return bool(self._asked and self._asked[-1].done and self._asked[-1].error)
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class BlockLoad(Load):
         self._beyond = set[int]()  # numbers of later chunks that have been read
 
     def may_begin(self) -> bool:
-        """Return True if no cancelled load is still being read into the same place."""
+        """Return True unless a cancelled load is still being read into the same place."""
         return bool(self.shelf.may_begin(self))
 
     def arrived(self, part: int) -> None:
@@ -55,26 +55,28 @@ class BlockLoad(Load):
             self._front += 1
 
     def has(self, nbytes: int) -> bool:
-        """Return True if the first `nbytes` bytes of the view have been read."""
+        """Return True if the first `nbytes` bytes of the block have been read."""
         return self.arrived_bytes >= nbytes
 
     @property
     def arrived_bytes(self) -> int:
-        """Bytes of the view, counted from its first, that have been read without a gap."""
+        """Bytes of the block that have been read without a gap, counted from its first."""
         return min(max(0, self._front * self._chunk - self.extent.skew), self.extent.nbytes)
 
 
 class BlockSource(Source):
-    """Blocks of a disk. A block is compared with its hash at its first load."""
+    """The blocks of a node on its disk. A block is compared with its hash when it is first loaded."""
 
     def __init__(self, disk: Disk, blocks: int, verify: Verify | None) -> None:
-        """Read from `disk`; `verify` raises WeightsError if bytes are wrong. None: nothing is compared."""
+        """Read from `disk`; `verify` raises WeightsError if a block's bytes are wrong. If it is None, nothing is
+        verified.
+        """
         self._disk, self._verify = disk, verify
         self.checks = verify is not None
         self.unverified = set(range(blocks)) if verify else set()
 
     def fill(self, loads: Sequence[Load], part: int) -> int:
-        """Read a chunk; return its bytes, in whole pages.
+        """Read chunk number `part` of the load in `loads`; return the bytes that were read, whole pages.
 
         Raises:
             WeightsError: if the chunk cannot be read in two attempts; names the file.

@@ -69,7 +69,9 @@ class Loader:
         return data
 
     def pin(self, block: int) -> tuple[int, Bytes]:
-        """Wait for the next use of a streamed block; return its number and the block's bytes, valid until `unpin`.
+        """Wait until a streamed block is loaded for its next use; return the use's number and the block's bytes.
+
+        The bytes are valid until `unpin`.
 
         Raises:
             WeightsError: if the block could not be loaded; the message names the file.

@@ -28,7 +28,7 @@ class LoadLog:
         return f"{self._noun} {block}"
 
     def loaded(self, load: BlockLoad) -> None:
-        """Record that a load has ended."""
+        """Record that a load has ended, for reports and traces."""
         load.ended = now = time.perf_counter()
         begun = max(load.requested, self._last)  # chunks of two loads may overlap, but each second counts once
         self._last = now
@@ -36,12 +36,14 @@ class LoadLog:
         self._trace.add("load", self.name(load.block), int(begun * 1e9), int(now * 1e9))
 
     def waited(self, load: BlockLoad, began: float, ended: float) -> None:
-        """Record that a hold waited for a load."""
+        """Record that a hold waited for `load` from `began` to `ended`, in seconds."""
         self._meter.waited(ended - max(began, load.ended))
 
 
 class StreamedShelf(CyclicShelf):
-    """The shelf of the blocks that pass through a window's ring. A use has the place of its position in the period."""
+    """The shelf of the blocks that pass through a window's ring; the position of a use in the ring's period is its
+    slot.
+    """
 
     def __init__(self, ring: Ring, make: MakeLoad, log: LoadLog) -> None:
         """Create a shelf; `make` creates its loads, and `log` records them."""
@@ -55,18 +57,18 @@ class StreamedShelf(CyclicShelf):
         return self._log.name(unit)
 
     def load_of(self, use: int, place: int) -> Load | None:
-        """Return a new load for `use`, in the place number `place`; None if the use's block has no bytes here."""
+        """Return a new load for use number `use`, in the place number `place`; None if the use's block has no bytes."""
         if not self.loads[place].extent.slot_bytes:
             return None
         self.loads[place] = load = self._make(self, self._units[place], place)
         return load
 
     def may_begin(self, load: Load) -> bool:
-        """Return True if no chunk of any cancelled load is being read: it might go to the memory of `load`."""
+        """Return True unless a chunk of a cancelled load is still being read, perhaps into the memory of `load`."""
         return not self._stragglers
 
     def awaited(self, slots: int, began: float, ended: float) -> None:
-        """Record that a hold waited for a use between two times."""
+        """Record that a hold waited for use number `slots` from `began` to `ended`, in seconds."""
         self._log.waited(self.loads[slots % self.cycle.period], began, ended)
 
     def end(self, load: Load, error: Exception | None) -> None:
@@ -82,7 +84,7 @@ class StreamedShelf(CyclicShelf):
     def forget(self) -> None:
         """Stop loading, and drop the references to all memory.
 
-        Loads and shelf refer to each other, so the memory would not be freed at once otherwise.
+        Without this, the memory would not be freed at once, because loads and shelf refer to each other.
         """
         self._paused = True
         self.loads = []
@@ -101,7 +103,10 @@ class StreamedShelf(CyclicShelf):
 
 
 class ResidentShelf:
-    """Blocks that stay, each loaded once into a place of its own. A block whose load failed is loaded when held."""
+    """The blocks that stay in memory, each loaded once into a place of its own.
+
+    A block whose load failed is loaded again when it is held.
+    """
 
     settling = False
 
@@ -129,23 +134,23 @@ class ResidentShelf:
         return block, (load,)
 
     def release(self, slots: int) -> Sequence[Load]:
-        """Do nothing: no block is given up."""
+        """Do nothing, because resident blocks are never evicted."""
         return ()
 
     def loading(self, slots: int) -> bool:
-        """Return True if a block is loading."""
+        """Return True if block number `slots` is loading."""
         return slots in self._loading
 
     def failure(self, slots: int) -> Exception | None:
-        """Return the error of a block that failed; None if it did not."""
+        """Return the error of block number `slots`; None if its load did not fail."""
         return None if slots in self._loading else self.loads[slots].error
 
     def describe(self, slots: int) -> str:
-        """Return the name that traces show while a hold waits for a block."""
+        """Return the name of block number `slots`, for the trace of a hold that waits."""
         return self._log.name(slots)
 
     def awaited(self, slots: int, began: float, ended: float) -> None:
-        """Record that a hold waited for a block between two times."""
+        """Record that a hold waited for block number `slots` from `began` to `ended`, in seconds."""
         self._log.waited(self.loads[slots], began, ended)
 
     def refuse(self, units: tuple[int]) -> TpiError:
@@ -155,7 +160,7 @@ class ResidentShelf:
     def forget(self) -> None:
         """Drop the references to all memory.
 
-        Loads and shelf refer to each other, so the memory would not be freed at once otherwise.
+        Without this, the memory would not be freed at once, because loads and shelf refer to each other.
         """
         self.loads = {}
 

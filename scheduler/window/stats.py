@@ -15,7 +15,7 @@ class WindowPosition:
     """The position of a window in its cycle of streamed blocks.
 
     Attributes:
-        following: the number in the cycle of the block that comes next.
+        following: the position in the cycle of the block that is used next.
         ready: how many blocks, from `following` on, are in memory.
         blocks: how many blocks are streamed; 0 if all are resident.
     """
@@ -70,7 +70,7 @@ class Meter(LoadStats):
         self.stall_seconds = 0.0
 
     def entered(self, block: int, begun: float) -> None:
-        """Record that a hold of `block` was requested at the time `begun`.
+        """Record that a hold of `block` was requested at the time `begun`, in seconds.
 
         The time since the last release counts as an exchange. If the number `block` is not above that of the last hold,
         a new pass over the blocks has begun, that is, a new token.
@@ -87,7 +87,7 @@ class Meter(LoadStats):
         self._left_at, self._last = left, block
 
     def waited(self, seconds: float) -> None:
-        """Count a hold that waited.
+        """Count a hold that waited for a load.
 
         `seconds` is the wake-up time: from the end of the load, or from the start of the wait if that is later, until
         the waiting thread ran again.
@@ -128,7 +128,7 @@ class Meter(LoadStats):
         return [Costs(*each) for each in zip(compute, exchange, load, wake, strict=True)]
 
     def _waking(self) -> list[float]:
-        """Return the mean seconds in which a waiting hold woke up, for each pass over the blocks; 0 if no hold waited.
+        """Return the mean wake-up seconds of waiting holds, for each pass over the blocks; 0 if no hold waited.
 
         A median would hide a few late wake-ups.
         """
@@ -155,7 +155,7 @@ class Meter(LoadStats):
 
 
 def _by_token(blocks: Sequence[Sequence[float]], usual: Sequence[float]) -> list[list[float]]:
-    """Return a list for each of the last `SAMPLES` tokens, with a value for each block.
+    """Return one list for each of the last `SAMPLES` tokens, with a value for each block.
 
     `blocks` has the samples of each block. A block with fewer than `SAMPLES` gets its value in `usual` for all tokens.
     """

@@ -102,8 +102,6 @@ class SwitchedWindow:
 
 
 class _SwitchedHold:
-    """Hold of a block in whichever window is open when it is entered."""
-
     __slots__ = ("_block", "_entered", "_window")
 
     def __init__(self, window: SwitchedWindow, block: int) -> None:

@@ -58,7 +58,7 @@ class Window(Protocol):
         ...
 
     def follow(self, block: int, least: int = 1) -> Iterator[Bytes]:
-        """Yield the bytes of `block` in parts as they arrive; each part is valid until the next.
+        """Yield the bytes of `block` in parts as they arrive; each part is valid until the next one is requested.
 
         The caller must take all parts. Parts have at least `least` bytes, except the last; a block in memory is one
         part.
@@ -263,8 +263,6 @@ def _loaded(loader: Loader, blocks: Sequence[int], progress: Progress) -> Iterat
 
 
 class _KeptHold:
-    """Hold of a resident block."""
-
     __slots__ = ("_block", "_entered", "_loader", "_meter")
 
     def __init__(self, block: int, loader: Loader, meter: Meter) -> None:
@@ -281,8 +279,6 @@ class _KeptHold:
 
 
 class _StreamedHold:
-    """Hold of a block that passes through the ring."""
-
     __slots__ = ("_block", "_entered", "_loader", "_meter", "_uses")
 
     def __init__(self, block: int, loader: Loader, meter: Meter) -> None:

@@ -9,7 +9,7 @@ from scheduler.demand.policies import Key, Policy, PolicyChoice
 
 
 def trained_policy(choice: PolicyChoice, keys: Sequence[Key], recording: Recording | None = None) -> Policy:
-    """Return a policy for the units `keys` after it has been told all uses of `recording`.
+    """Return a new policy for the units `keys`; if a `recording` is given, the policy is told all of its uses first.
 
     Errors are those of `PolicyChoice.open`.
     """
@@ -24,8 +24,7 @@ def trained_policy(choice: PolicyChoice, keys: Sequence[Key], recording: Recordi
 def units_to_keep(policy: Policy, keys: Sequence[Key], count: int) -> list[Key]:
     """Return the keys of the `count` units with the highest priority, in the order of `keys`.
 
-    Of units with equal priority, those with the lowest numbers within their block are chosen, about equally many of
-    each block.
+    Among units of equal priority, each block contributes about equally many, those with the lowest numbers first.
     """
     priority = policy.priority(np.arange(len(keys)))
     blocks, units = np.array(keys, np.int64).reshape(-1, 2).T

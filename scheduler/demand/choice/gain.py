@@ -7,11 +7,11 @@ _SURE = 4.029  # Student's t, one-sided, 7 degrees of freedom: 1% for four compa
 
 
 def clear_gain(some: F64, others: F64) -> float:
-    """Return how much higher the hit rates `some` are than `others`, at least; 0 or less if it may be chance.
+    """Return a lower bound of the mean gain of the hit rates `some` over `others`; 0 or less if the gain may be chance.
 
-    Both are hit rates in the same windows, float64 `[windows]`. The result is the lower end of the one-sided confidence
-    interval of the mean difference between the two in a window (Student, The probable error of a mean, Biometrika 6,
-    1908). With fewer than `WINDOWS` windows, it is 0.
+    Both are hit rates in the same windows, float64 `[windows]`. The bound is the lower end of the one-sided confidence
+    interval of the mean difference (Student, The probable error of a mean, Biometrika 6, 1908). With fewer than
+    `WINDOWS` windows, the result is 0.
     """
     if len(some) < WINDOWS:
         return 0.0

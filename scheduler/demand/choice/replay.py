@@ -42,7 +42,9 @@ class Recording:
         return np.array([sum(map(len, step)) for step in self.steps], np.int64)
 
     def of_at_most(self, slots: int) -> "Recording":
-        """Return the recording with uses of at most `slots` units: a larger use, such as a prompt's, is divided."""
+        """Return the recording with every use of more than `slots` units, such as a prompt's, divided into smaller
+        ones.
+        """
         size = max(1, slots)
         steps = (
             tuple(use[at : at + size] for use in step for at in range(0, max(1, len(use)), size)) for step in self.steps
@@ -101,7 +103,7 @@ class Belady:
         """Do nothing."""
 
     def expect(self, units: Units) -> None:
-        """Ignore hints: the uses are known."""
+        """Ignore the prediction: this policy knows all later uses."""
 
     def use(self, units: Units) -> None:
         """Advance to the next use of the run, which must be of `units`."""
@@ -151,10 +153,10 @@ def bound(recording: Recording, slots: int, unit_bytes: int = 1) -> ReplayResult
 
 
 def bound_with_bypass(recording: Recording, first: Units, unit_bytes: int = 1) -> ReplayResult:
-    """Replay a recording with Belady's policy, in a cache that need not load a missing unit to compute it.
+    """Replay a recording with Belady's policy, in a cache that may leave out a unit that was just used.
 
-    `first` are the units in the cache at the start, as many as fit. After each use, the cache keeps as many units with
-    the soonest next use, out of those in the cache and those just used.
+    `first` are the units in the cache at the start; their number is the cache's size. After each use, the cache keeps
+    the units whose next use is soonest, out of those in the cache and those just used.
     """
     nearest, slots = Belady(len(recording.blocks), recording.uses), len(first)
     there = np.zeros(len(recording.blocks), np.bool_)

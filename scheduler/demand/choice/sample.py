@@ -14,7 +14,11 @@ MOST_USES = 8192  # uses that are replayed: a policy takes 20 to 45 us for each,
 
 
 def sample_layers(recording: Recording, slots: int, most_uses: int = MOST_USES) -> tuple[Recording, int]:
-    """Return a recording of evenly spread layers with about `most_uses` uses, and these layers' part of `slots`."""
+    """Return a recording of evenly spread layers with about `most_uses` uses, and the slots that these layers would
+    have.
+
+    The slots are the layers' proportional part of `slots`.
+    """
     blocks = np.unique(recording.blocks)
     count = most_uses * len(blocks) // max(1, len(recording.uses))
     if count >= len(blocks):

@@ -33,7 +33,7 @@ class SelectedPolicy:
 
     @property
     def sentence(self) -> str:
-        """Part of a sentence that names the policy and its hit rates, for reports."""
+        """Part of a sentence that names the policy and its hit rate beside that of LRU and of Belady's policy."""
         if self.hit_rate is None:
             return f"by {self.choice.name}; the model's routing is not known (tpi profile records it)"
         found = f"{self.hit_rate:.0%} hits in the recorded routing, LRU {self.lru:.0%}, at best {self.best:.0%}"
@@ -95,9 +95,9 @@ def _clearly_best(tried: ReplayedPolicies, slots: int, per_step: float) -> Polic
 
 
 def _of_all(choice: PolicyChoice, recording: Recording, slots: int) -> PolicyChoice:
-    """Return the `choice` made for a sample of a recording, adapted to the whole recording.
+    """Return `choice`, made for a sample of layers, with units to pin chosen from all layers.
 
-    It changes only if the policy pins units: then the units to pin are chosen anew.
+    A policy that pins no units is returned unchanged.
     """
     if choice.kind != "pins":
         return choice

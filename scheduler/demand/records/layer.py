@@ -62,10 +62,10 @@ class RecordLoad(Load):
 
 
 class RecordShelf(PriorityShelf[np.int32]):
-    """A `PriorityShelf` for one layer's records: it says which record is in which slot of memory."""
+    """A `PriorityShelf` of one layer's records, which says which record is in which slot."""
 
     def __init__(self, layer: RecordLayer, sizes: ReadSizes, readers: int, stats: RecordStats) -> None:
-        """Create a shelf without slots; reads will have `sizes` and be divided among `readers` threads."""
+        """Create a shelf without slots, whose reads are limited by `sizes` and divided among `readers` threads."""
         self.layer = layer
         self.importance = NeuronImportance(layer.frequency, half_life=HALF_LIFE)
         super().__init__(layer.name, SlotTable(layer.neurons, 0, np.int32), self.importance.priority, stats)
@@ -80,7 +80,7 @@ class RecordShelf(PriorityShelf[np.int32]):
         self.table = SlotTable(self.layer.neurons, slots, np.int32)
 
     def hottest(self) -> I32:
-        """Return the most frequently active neurons, one per slot, in ascending order of their numbers."""
+        """Return the neurons that are active most often, as many as there are slots, int32 in ascending order."""
         hot = np.argsort(-self.importance.frequency, kind="stable")[: len(self.table)]
         return np.sort(hot).astype(np.int32)
 
@@ -103,7 +103,8 @@ class RecordShelf(PriorityShelf[np.int32]):
         return [RecordLoad(self, read.neurons, read.slots, self.name, read=read) for read in reads]
 
     def _passing(self, ranges: list[Bounds], asked: int) -> I32:
-        """Give slots to records in `ranges` that were not requested but lie between requested ones; return them.
+        """Give slots to unrequested records that `ranges` contains between requested ones; return the records that got
+        one.
 
         Such a record gets a slot if its priority is higher than that of the record that it replaces. `asked` is the
         number of requested records.

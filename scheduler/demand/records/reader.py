@@ -23,7 +23,7 @@ class RecordReader(Source):
         self._threads = threading.local()
 
     def fill(self, loads: Sequence[Load], part: int) -> int:
-        """Read the records of one load. Errors are those of `read`."""
+        """Read the records of the one load in `loads`; return the number of bytes read. Errors are those of `read`."""
         (load,) = loads
         assert isinstance(load, RecordLoad)
         return self.read(load.shelf, load.read)

@@ -28,7 +28,7 @@ Bounds = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class RecordRead:
-    """Ranges of records for one reader. Of the records read, those of `neurons`, ascending, are copied to `slots`."""
+    """Ranges of records that one thread reads; of these records, `neurons` (ascending) are copied to `slots`."""
 
     ranges: Sequence[Bounds]
     neurons: I32
@@ -78,9 +78,9 @@ def neurons_in(ranges: Sequence[Bounds]) -> I32:
 
 
 def divide_ranges(ranges: Sequence[Bounds], neurons: I32, slots: I32, readers: int) -> list[RecordRead]:
-    """Divide `ranges` equally among `readers` readers; return what each one reads.
+    """Divide `ranges` equally among `readers` threads; return what each thread reads.
 
-    `neurons` (ascending) are the neurons to copy, all in `ranges`, and `slots` is where each of them goes.
+    `neurons` (ascending, all in `ranges`) are the neurons to copy, and `slots` are their slots.
     """
     each = -(-len(ranges) // readers) if ranges else 1
     return [_read_of(ranges[at : at + each], neurons, slots) for at in range(0, len(ranges), each)]
@@ -112,7 +112,9 @@ def measured_gap(extents: Sequence[Extent], disk: DirectDisk) -> int:
 
 
 def _seconds(extents: Sequence[Extent], disk: DirectDisk, size: int) -> float:
-    """Return the seconds per read of `size` bytes with all threads reading; 0 if no read was possible."""
+    """Return the mean seconds of a read of `size` bytes while all of the disk's threads read; 0 if no read was
+    possible.
+    """
     long = [extent for extent in extents if extent.nbytes >= size + PAGE]
     if not long:
         return 0.0

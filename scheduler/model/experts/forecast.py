@@ -146,9 +146,10 @@ def _forecast(problem: Problem, experts: ExpertWork, hit_rate: HitRate, offload:
 
 
 def demand_pays_until(problem: Problem, experts: ExpertWork, way: DemandForecast) -> int:
-    """Return the fewest tokens of a step from which computing it like a prompt is faster than fetching experts.
+    """Return the fewest tokens of a step from which computing it like a prompt is faster than copying experts on
+    demand.
 
-    Return `NEVER` if fetching experts on demand is always faster. `way` is the configuration.
+    Return `NEVER` if copying on demand is always faster. `way` is the configuration that copies on demand.
     """
     context = problem.step("decode")[0].context
     cyclic = replace(way.offload, decode=way.offload.prompt)
@@ -162,7 +163,7 @@ def demand_pays_until(problem: Problem, experts: ExpertWork, way: DemandForecast
 
 
 def _prompt_problem(problem: Problem, offload: Offload, there: float) -> Problem:
-    """Return the problem of computing a prompt.
+    """Return the problem of computing a prompt with the configuration `offload`.
 
     If the host computes the prompt's experts, leave out the share `there` of them, which is on the accelerator: the
     accelerator computes these experts at the same time.
@@ -213,10 +214,10 @@ def _block(problem: Problem, experts: ExpertWork, found: float) -> _BlockForecas
 
 
 def _block_of(problem: Problem, experts: ExpertWork, way: DemandForecast, tokens: int) -> float:
-    """Return the seconds of the experts of one block for `tokens` tokens that choose experts at random.
+    """Return the seconds for the experts of one block in a step of `tokens` tokens that choose experts at random.
 
-    At most as many experts are fetched as the block's share of the slots holds: more would evict experts before they
-    are used.
+    At most as many experts are copied as the block's share of the slots holds. More would evict experts before they are
+    used.
     """
     wanted = max(1, round(experts.experts * (1 - (1 - experts.used / experts.experts) ** tokens)))
     share = way.slots // experts.blocks
@@ -231,7 +232,7 @@ def _costs(problem: Problem, experts: ExpertWork, tokens: int = 1) -> ExpertCost
 
 
 def _other_seconds(problem: Problem, offload: Offload, step: StepSize) -> float:
-    """Return the seconds in a step of the blocks without routed experts, which the accelerator computes."""
+    """Return the seconds of a step for the blocks without routed experts, which the accelerator computes."""
     segments = problem.work.segments
     routed = {segment.block for segment in segments if segment.routed}
     others = [number for number, segment in enumerate(segments) if segment.block not in routed]

@@ -25,8 +25,8 @@ class StageCosts:
     def __init__(self, problem: StageProblem, cuts: Sequence[int], even: float) -> None:
         """Prepare the costs of stages between `cuts`, layers in ascending order.
 
-        A factor from 1, for a short stage, to 1 + `even`, for a long one, multiplies each stage's seconds. So the
-        search prefers stages of equal length.
+        Each stage's seconds are multiplied by a factor from 1, for the shortest stage, to 1 + `even`, for the longest
+        one. So a search prefers stages of equal length.
         """
         self.problem, self.cuts, self.even = problem, np.array(cuts), even
         self._longest = self._of_all("read")[0, -1] / max(node.read for node in problem.nodes)
@@ -47,7 +47,7 @@ class StageCosts:
         return found
 
     def _seconds(self, nodes: Sequence[HomeNode], rooms: F64, outside: F64) -> F64:
-        """Return the seconds of a stage that `nodes` divide by their speeds or, if that is faster, as `_balanced` says.
+        """Return the seconds of a stage that `nodes` divide by their speeds, or as `_balanced` does if that is faster.
 
         Args:
             nodes: the nodes of the stage.
@@ -68,12 +68,12 @@ class StageCosts:
         return seconds
 
     def _balanced(self, nodes: Sequence[HomeNode], rooms: F64, outside: F64) -> F64:
-        """Return the part of the stage for each node, `[nodes, cuts, cuts]`, with which a token is fastest.
+        """Return the part of a stage that each node should get for the shortest time of a token, `[nodes, cuts, cuts]`.
 
         In t seconds, a node can compute the part `(t - outside) speed / read` of the stage. Its memory and its disk
         give it the part `(room + t disk) / held` of the weights. The node's part is the smaller of the two. Newton's
         method finds the least t for which the parts of all nodes add up to 1. As the sum of all parts is a concave
-        function of t, no step goes too far.
+        function of t, Newton's method never goes beyond that t.
         """
         read, held = np.maximum(self._of_all("read"), 1.0), np.maximum(self._held, 1.0)
         computed = np.array([node.read for node in nodes])[:, None, None] / read
@@ -89,9 +89,9 @@ class StageCosts:
         return found
 
     def _with_disks(self, nodes: Sequence[HomeNode], rooms: F64, parts: F64, busy: F64) -> F64:
-        """Return the seconds of a stage: `busy`, or those of the slowest disk if that takes longer.
+        """Return the seconds of a stage: `busy`, or the reading time of the slowest disk if that is longer.
 
-        Each node holds its part of `parts`, and reads from its disk what exceeds its bytes in `rooms`.
+        Each node holds its share of the stage in `parts`. What exceeds its bytes in `rooms`, it reads from its disk.
         """
         longest, order = busy, sorted(self._kinds, key=self._read_from_disk)
         for node, room, part in zip(nodes, rooms, parts, strict=True):
@@ -123,20 +123,23 @@ class StageCosts:
 
     @cached_property
     def _least_from_disk(self) -> float:
-        """The smallest share, of all kinds of units, of weights on disk that a token reads."""
+        """Smallest share of weights on disk that a token reads, over all kinds of units."""
         return max(1e-3, min(self._from_disk.values()))
 
     def _of_all(self, what: str) -> F64:
-        """Return the sum over all units of the attribute `what` of `UnitKind`, for the layers between any two cuts."""
+        """Return the sum of a number of `UnitKind`, the attribute `what`, over all units of the layers between any two
+        cuts.
+        """
         if (what, "all") not in self._tables:
             parts = [units * self._table(what, name) for name, units in self._kinds.items()]
             self._tables[what, "all"] = np.sum(parts, axis=0)
         return self._tables[what, "all"]
 
     def _table(self, what: str, name: str = "") -> F64:
-        """Return the sum over the layers between any two cuts of an attribute, `what`.
+        """Return the sum of a number over the layers between any two cuts, `[cuts, cuts]`.
 
-        It is an attribute of one unit of the kind `name` or, without a name, of the layer (`LayerWork`).
+        The number is the attribute `what` of one unit of the kind `name` or, without a name, of the layer
+        (`LayerWork`).
         """
         if (what, name) not in self._tables:
             layers = self.problem.layers

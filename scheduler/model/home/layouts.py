@@ -21,7 +21,7 @@ def best_layout(problem: StageProblem, drop: bool = True, several: bool = True, 
         problem: the model and the nodes.
         drop: whether nodes may be left out. If not, each worker holds layers, and the master may.
         several: whether there may be several stages, or one without the master.
-        streams: the number of streams that shall be fastest together.
+        streams: the number of answers at once for which the layout should be fastest.
 
     Raises:
         PlanError: if the nodes' memories cannot hold the keys and values in addition to their fixed needs.
@@ -44,7 +44,8 @@ def chosen(found: Sequence[Layout], streams: int = 1) -> Layout:
 
 
 def layouts(problem: StageProblem, drop: bool = True, several: bool = True, streams: int = 1) -> list[Layout]:
-    """Return the fastest layouts of different numbers of stages, with the master and without, the fastest first.
+    """Return the fastest layouts of different numbers of stages, with and without the master, in ascending order of
+    time.
 
     One stage with the master is among them if it fits. Layouts that do not fit are left out. Arguments as for
     `best_layout`.
@@ -64,7 +65,7 @@ def layouts(problem: StageProblem, drop: bool = True, several: bool = True, stre
 
 
 def _ring(problem: StageProblem, found: Sequence[Layout], streams: int) -> Layout | None:
-    """Return the fastest ring; None unless it is 3% faster than every layout in `found`.
+    """Return the fastest ring (each node has several stages); None unless it is 3% faster than every layout in `found`.
 
     Rings are tried only if a layout in `found` waits for disks.
     """
@@ -104,7 +105,10 @@ def evaluate(problem: StageProblem, stages: Sequence[tuple[int, int, Members]], 
 
 
 def pure_layouts(problem: StageProblem) -> tuple[Layout | None, Layout | None]:
-    """Return one stage of all nodes, and the best layout of single-node stages; None for a layout that does not fit."""
+    """Return the layout of one stage on all nodes, and the best of the layouts with one node a stage.
+
+    A layout that does not fit is None.
+    """
     found = Search(problem, MOST_STAGES, _EVEN[0], singles=True).best(drop=False)
     most = [cuts for cuts in found if len(cuts) == len(problem.nodes)]
     one = evaluate(problem, [(0, len(problem.layers), problem.everyone)])

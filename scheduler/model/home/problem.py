@@ -24,7 +24,7 @@ class HomeNode:
         disk: bytes per second from its disk, for weights that do not fit into its memory.
         memory: bytes that it may use.
         fixed: bytes of `memory` that are used whatever units it holds.
-        turn: seconds between two tokens in which it alone computes (the master's head).
+        turn: seconds between two tokens in which no other node computes; for the master, the time of the head.
         operations: floating-point operations per second, for many tokens at once.
     """
 
@@ -67,7 +67,7 @@ class UnitKind:
 class HomeProblem:
     """A model to divide among nodes: the nodes, the master first, and the kinds of units.
 
-    `exchange` returns the seconds of all sums of a token over the given nodes.
+    `exchange` takes the ranks of some nodes; it returns the seconds of all sums over these nodes for one token.
 
     Raises:
         PlanError: if the speed of a node's memory or disk is not above 0.
@@ -93,14 +93,16 @@ class HomeProblem:
         return sum(each.units * each.read for each in self.kinds)
 
     def bound(self, members: Members) -> float:
-        """Return a lower bound of a token's seconds on these nodes: with unlimited memory, and units of any size."""
+        """Return a lower bound of a token's seconds on the nodes `members`, as if memory were unlimited and units
+        divisible.
+        """
         together = sum(self.nodes[rank].read for rank in members)
         return self.read / together + self.sums(members) + self.nodes[0].turn
 
 
 @dataclass(frozen=True)
 class HomeSplit:
-    """A split: `units[kind]` for each of `members`, and the seconds of a token in three parts.
+    """A split of units over `members`: `units[kind]` has each member's number, and three parts of a token's seconds.
 
     `compute` includes the master's turn; `disk` is the time spent waiting for a disk in addition to computing and sums.
     """

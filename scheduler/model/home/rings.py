@@ -97,7 +97,8 @@ def best_ring(problem: StageProblem, row: Layout, streams: int) -> Layout | None
 def _laid(
     problem: StageProblem, ranks: Sequence[int], parts: Sequence[float], visits: int
 ) -> list[tuple[int, int, Members]]:
-    """Return the stages of a ring in which each node has its part of the layers, in `visits` equal rounds.
+    """Return the stages of a ring: in each of `visits` equal rounds, every node gets its share in `parts` of the
+    layers.
 
     Return an empty list if there are too few layers, or more stages than messages can name.
     """
@@ -111,9 +112,10 @@ def _laid(
 
 @dataclass(frozen=True)
 class _Visitor:
-    """A node of a ring: its number of visits, its seconds of computing for a token, and the units of its stages.
+    """A node of a ring, with the units of all its stages.
 
-    `own` is the seconds; `room` is the bytes that the node has for weights, keys and values.
+    `visits` is the number of its stages, `own` the seconds in which it computes for a token, and `room` the bytes that
+    it has for weights, keys and values.
     """
 
     rank: int
@@ -125,12 +127,10 @@ class _Visitor:
 
     @property
     def kept(self) -> float:
-        """Bytes of keys and values."""
         return sum(each.units * each.kv_bytes for each in self.kinds)
 
     @property
     def weights(self) -> float:
-        """Bytes of weights."""
         return sum(each.units * each.nbytes for each in self.kinds)
 
     def wait(self, token: float) -> float:
@@ -145,7 +145,7 @@ class _Visitor:
         return max(0.0, wait)
 
     def _read(self, ahead: float) -> float:
-        """Return the bytes that the disk reads for a token if `ahead` bytes of memory are set aside to read ahead."""
+        """Return the bytes that the disk reads per token if `ahead` bytes of memory are set aside for reading ahead."""
         excess = max(0.0, self.weights + self.kept + ahead - self.room)
         read = 0.0
         for each in sorted(self.kinds, key=lambda kind: kind.read_from_disk):
@@ -165,7 +165,9 @@ def _visitor(problem: StageProblem, rank: int, stages: Sequence[Stage]) -> _Visi
 
 
 def _token(visitors: Sequence[_Visitor], busy: float) -> float:
-    """Return the seconds of a token with the waits of all nodes; without waits, it takes `busy` seconds."""
+    """Return the seconds of a token including the time that nodes wait for disks; without waiting, it takes `busy`
+    seconds.
+    """
     least, most = busy, busy + sum(each.wait(busy) for each in visitors)
     for _ in range(_HALVINGS):
         middle = (least + most) / 2

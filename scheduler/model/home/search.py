@@ -35,11 +35,11 @@ Cuts = list[tuple[int, int, Members]]
 
 
 class Search:
-    """A search for the fastest stages.
+    """A search for the fastest stages by dynamic programming.
 
-    The tables have an entry for each set of nodes that some stages use. In `_reached`, it is the fewest seconds of
-    such stages, `[stages, last leader, layers done as a position in _cuts]`. In `_steps`, it is a list of the sets
-    without the last stage, each with the group of this stage.
+    Both tables have an entry for each set of nodes that some stages use. An entry of `_reached` is the fewest seconds
+    of such stages, `[stages, last leader, layers done as a position in _cuts]`. An entry of `_steps` lists the last
+    stages that lead to the set: the set without the stage's group, and the group.
     """
 
     def __init__(self, problem: StageProblem, most: int, even: float, singles: bool = False) -> None:
@@ -67,7 +67,6 @@ class Search:
         self._run()
 
     def _run(self) -> None:
-        """Fill the tables, from the empty set to the set of all nodes."""
         count = len(self.problem.nodes)
         begin = np.full((self._most + 1, count, len(self._cuts)), inf)
         begin[0, MASTER, 0] = 0.0  # hidden states come from the master
@@ -83,7 +82,8 @@ class Search:
     def best(self, drop: bool) -> list[Cuts]:
         """Return the fastest stages for each number of stages, with the master among the nodes and without it.
 
-        They use all nodes or, with `drop`, any of them. The fastest come first, by the estimates of the search.
+        The stages use all nodes or, with `drop`, any of them. They are in ascending order of the search's estimate of
+        time.
         """
         found: dict[tuple[int, bool], tuple[float, Used, int]] = {}
         back = np.array([self.problem.hop(rank, (MASTER,), 1) for rank in self.problem.everyone])
@@ -105,7 +105,7 @@ class Search:
     def _traced(self, stages: int, used: Used, leader: int) -> list[Members]:
         """Return the groups of the fastest `stages` stages on the nodes `used`, found from the last stage backwards.
 
-        `leader` is the leader of the last stage.
+        `leader` is the rank of the lowest node of the last stage.
         """
         at, found = len(self._cuts) - 1, list[Members]()
         for number in range(stages, 0, -1):
@@ -121,7 +121,7 @@ class Search:
         return found[::-1]
 
     def _moved(self, groups: Sequence[Members]) -> Cuts:
-        """Return the best stages of `groups` in this order, with cuts at any layer where a cut is possible."""
+        """Return the fastest stages of `groups`, in this order, with cuts at any of the problem's possible cuts."""
         cuts, every = self.problem.cuts, StageCosts(self.problem, self.problem.cuts, self.even)
         costs = [every.of(members) for members in groups]
         times = [np.where(np.arange(len(cuts)) == 0, 0.0, inf)]
@@ -135,7 +135,7 @@ class Search:
         return found[::-1]
 
     def _step(self, used: Used, members: Members) -> None:
-        """Update the tables: add a stage of `members` to all known stages that use the set of nodes `used`."""
+        """Update both tables with a stage of `members` after any known stages that use exactly the nodes `used`."""
         come = (self._reached[used][:-1] + self._hop(members)[:, None]).min(axis=1)
         gone = (come[:, :, None] + self._cost(members)).min(axis=1)
         after = tuple(map(add, used, self._counts(members)))
@@ -147,19 +147,19 @@ class Search:
         self._steps[after].append((used, members))
 
     def _promise(self, used: Used) -> float:
-        """Return a lower bound of a token's seconds for layouts that begin with the nodes `used`."""
+        """Return a lower bound of a token's seconds for layouts whose first stages use the nodes `used`."""
         best = self._reached[used].min(axis=(0, 1))
         return float((best + self._rest).min())
 
     @cached_property
     def _rest(self) -> F64:
-        """Seconds in which the fastest node alone could compute the layers behind each cut."""
+        """Seconds in which the fastest node alone could compute the layers behind each cut, `[cuts]`."""
         fastest = max(node.read for node in self.problem.nodes)
         reading = [sum(kind.units * kind.read for kind in layer.kinds) / fastest for layer in self.problem.layers]
         return np.array([sum(reading[self.problem.cuts[at] :]) for at in self._cuts])
 
     def _groups(self, used: Used, near: Sequence[Members] | None) -> Iterator[Members]:
-        """Yield the groups that may hold the next stage, after the nodes `used`.
+        """Yield the groups of nodes that may form the next stage when the nodes `used` have stages already.
 
         Of nodes that are alike, a group contains the first unused ones. `near` is the groups to choose from; None: all.
         """
@@ -177,8 +177,8 @@ class Search:
     def _near_groups(self) -> list[Members]:
         """Return every single node and, unless only single nodes are wanted, clusters of near nodes.
 
-        Clusters begin as single nodes. Again and again, two clusters are joined: those whose nodes together have the
-        fastest allreduce.
+        Clusters begin as single nodes. The two clusters whose nodes together have the fastest allreduce are joined,
+        until one cluster is left. Every cluster on the way is returned.
         """
         clusters: list[Members] = [(rank,) for rank in self.problem.everyone]
         found = list(clusters)
@@ -191,7 +191,6 @@ class Search:
         return found
 
     def _counts(self, members: Members) -> Used:
-        """Return how many nodes of each class are in a group."""
         if members not in self._counted:
             self._counted[members] = tuple(len(set(each) & set(members)) for each in self._classes)
         return self._counted[members]
@@ -203,7 +202,6 @@ class Search:
         return self._hops[members]
 
     def _cost(self, members: Members) -> F64:
-        """Return the seconds of a stage of `members` between any two cuts of the search, `[cuts, cuts]`."""
         counts = self._counts(members)
         if counts not in self._costs_known:
             self._costs_known[counts] = self._costs.of(members)
@@ -211,7 +209,7 @@ class Search:
 
 
 def _pairs(classes: Sequence[Members]) -> int:
-    """Return the number of pairs of a set of nodes and a group of others."""
+    """Return how many pairs there are of a set of nodes and a group of other nodes, counting like nodes as equal."""
     return prod((len(each) + 1) * (len(each) + 2) // 2 for each in classes)
 
 
@@ -228,7 +226,7 @@ def _classes(problem: StageProblem) -> list[Members]:
 
 
 def _alike(problem: StageProblem, one: int, other: int) -> bool:
-    """Return True if two nodes are equally fast, and equally far from every other node."""
+    """Return True if the nodes `one` and `other` are equally fast, and hops from every other node take equally long."""
     nodes = [replace(problem.nodes[rank], name="") for rank in (one, other)]
     others = (rank for rank in problem.everyone if rank not in (one, other))
     pairs = (((rank, (one,)), (rank, (other,))) for rank in others)

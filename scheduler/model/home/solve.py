@@ -46,7 +46,7 @@ def best_split(problem: HomeProblem, drop: bool = True) -> HomeSplit:
 
 
 def proportional(units: int, speeds: Sequence[float]) -> list[int]:
-    """Return how many of `units` units each node gets, so that the slowest takes the least time.
+    """Return how many of `units` units each node gets, so that the slowest node takes the least time.
 
     Each node gets its proportional part, rounded down. Each unit that is left goes to the node that then takes the
     least time.
@@ -58,10 +58,10 @@ def proportional(units: int, speeds: Sequence[float]) -> list[int]:
 
 
 def _sets(problem: HomeProblem, everyone: Members) -> list[Members]:
-    """Return the sets of nodes that may be the best.
+    """Return the sets of nodes among which the best one is searched; every set contains the master.
 
-    Every set contains the master. Up to `_EVERY_SET` nodes, these are all such sets, but only one of several like ones.
-    For more nodes, one node after the other is left out, each time the one without which `HomeProblem.bound` is least.
+    Up to `_EVERY_SET` nodes, these are all sets, but only one of several that differ only in the names of nodes. For
+    more nodes, one node after the other is left out, each time the one without which `HomeProblem.bound` is least.
     """
     if len(everyone) <= _EVERY_SET:
         every = ((0, *others) for size in everyone for others in combinations(everyone[1:], size))
@@ -80,7 +80,7 @@ def _alike(problem: HomeProblem, members: Members) -> tuple[object, ...]:
 
 
 def split_over(problem: HomeProblem, members: Members) -> HomeSplit | None:
-    """Return the best split over exactly these nodes; None if it does not fit into their memories.
+    """Return the best split over all of the nodes `members`; None if it does not fit into their memories.
 
     Each kind of unit takes as long as its own slowest node. So if everything fits into memory, or if there is one node,
     the kinds are divided one by one. Otherwise HiGHS divides them together.
@@ -105,9 +105,10 @@ def split_equally(problem: HomeProblem, members: Members) -> HomeSplit | None:
 
 @dataclass(frozen=True)
 class _Model:
-    """The linear program.
+    """The linear program that divides the units of a problem among `members`.
 
-    Columns: units of every kind and node, a time per kind, bytes on disk of every kind and node, the token's time.
+    Its columns are the units of every kind and node, a time for each kind, the bytes on disk of every kind and node,
+    and the token's time.
     """
 
     problem: HomeProblem
@@ -123,7 +124,8 @@ class _Model:
         return 2 * kinds * nodes + kinds + 1
 
     def divided(self) -> HomeSplit | None:
-        """Return the split of each kind in proportion to the nodes' speeds; None if a part does not fit into memory.
+        """Return the split of each kind in proportion to the nodes' speeds; None if a node's part does not fit into its
+        memory.
 
         A single node gets everything, and reads the weights that do not fit into its memory from its disk.
         """
@@ -144,10 +146,6 @@ class _Model:
         return self.split(dealt.reshape(-1)) if np.all(kept <= [self._room(rank) for rank in self.members]) else None
 
     def objective(self) -> F64:
-        """Return the objective: the token's time, and a tiny weight on all other times and on the disks' bytes.
-
-        The tiny weight keeps a solution from reading more than it needs.
-        """
         kinds, nodes = self._counts
         weights = np.zeros(self._width)
         weights[kinds * nodes :] = 1e-6
@@ -155,21 +153,18 @@ class _Model:
         return weights
 
     def integrality(self) -> F64:
-        """Return 1 for the columns that must be whole numbers: the units."""
         kinds, nodes = self._counts
         whole = np.zeros(self._width)
         whole[: kinds * nodes] = 1
         return whole
 
     def upper(self) -> F64:
-        """Return the upper bounds: no node has more units than a block has."""
         kinds, nodes = self._counts
         most = np.full(self._width, np.inf)
         most[: kinds * nodes] = np.repeat([each.units for each in self.problem.kinds], nodes)
         return most
 
     def constraints(self) -> Iterator[object]:
-        """Yield the constraints on units, the slowest node of each kind, memory, disks, and the token's time."""
         from scipy.optimize import LinearConstraint
 
         problem, (kinds, nodes) = self.problem, self._counts
@@ -202,7 +197,7 @@ class _Model:
         yield LinearConstraint(total, self._outside_blocks, np.inf)
 
     def split(self, found: F64) -> HomeSplit:
-        """Return the split that the solution `found` describes, with its times calculated from the whole units."""
+        """Return the split that the solution `found` describes; its times are calculated from whole units."""
         problem, (kinds, nodes) = self.problem, self._counts
         units = np.round(found[: kinds * nodes]).astype(int).reshape(kinds, nodes)
         times = [
@@ -215,7 +210,7 @@ class _Model:
         return HomeSplit(self.members, dealt, compute, exchange, max(0.0, loading - compute - exchange))
 
     def _loading(self, node: int, units: Sequence[int]) -> float:
-        """Return the seconds for a node's disk to read the weights that a token needs and that are not in memory."""
+        """Return the seconds in which a node's disk reads the weights that a token needs and memory lacks."""
         rank = self.members[node]
         held = list(zip(units, self.problem.kinds, strict=True))
         excess = sum(count * (each.nbytes + each.kv_bytes) for count, each in held) - self._room(rank) * _UNIT
@@ -227,7 +222,6 @@ class _Model:
 
     @property
     def _outside_blocks(self) -> float:
-        """Seconds of a token in which no block is computed."""
         return self.problem.sums(self.members) + self.problem.nodes[0].turn
 
     def _room(self, rank: int) -> float:

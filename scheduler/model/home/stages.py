@@ -72,7 +72,7 @@ class StageProblem:
         return tuple(range(len(self.nodes)))
 
     def part(self, first: int, last: int, members: Members) -> HomeProblem:
-        """Return the problem of splitting the layers `[first, last)` over `members`, one of which may be the master."""
+        """Return the problem of splitting the layers `[first, last)` over the nodes `members`."""
         layers = self.layers[first:last]
         sums, everywhere = sum(layer.sums for layer in layers), sum(layer.everywhere for layer in layers)
         nodes = [replace(node, fixed=node.fixed + everywhere) for node in self.nodes]
@@ -85,7 +85,9 @@ class StageProblem:
 
     @staticmethod
     def _together(kinds: list[UnitKind], name: str) -> UnitKind:
-        """Return the kind `name` of several layers as one kind: each unit stands for one unit in every layer."""
+        """Return the units of the kind `name` in several layers as one kind: each unit stands for one unit of every
+        layer.
+        """
         blocks = sum(kind.blocks for kind in kinds)
         nbytes, read, kept = (sum(getattr(kind, what) for kind in kinds) for what in ("nbytes", "read", "kv_bytes"))
         return UnitKind(name, kinds[0].units, blocks, nbytes, read, kept)
@@ -111,7 +113,7 @@ class Layout:
     """A division of the model into stages, and the seconds of one token.
 
     `back` is the seconds of the hop to the master. `turn` is the head's seconds if no stage includes them: in a ring,
-    and if the master is in no stage.
+    or if the master is in no stage.
     """
 
     problem: StageProblem
@@ -131,7 +133,7 @@ class Layout:
 
     @property
     def in_flight(self) -> int:
-        """Number of steps that are computed at once, each in another stage; 1 in a ring."""
+        """Number of steps in flight, each in another stage; 1 in a ring."""
         return 1 if self.ring else len(self.stages)
 
     @property
@@ -160,9 +162,9 @@ class Layout:
         return self.compute + self.exchange + self.hops + self.disk
 
     def streams(self, count: int) -> float:
-        """Return the seconds per token of `count` streams together.
+        """Return the seconds per token when `count` sequences are answered at once.
 
-        The streams are divided equally among as many steps as can be in flight (`in_flight`), each of which is in
+        The sequences are divided equally among as many steps as can be in flight (`in_flight`), each of which is in
         another stage.
         """
         rows = ceil(count / self.in_flight)
@@ -177,11 +179,12 @@ class Layout:
         return one + (ceil(tokens / chunk) - 1) * after
 
     def drafted(self, acceptance: float) -> float:
-        """Return the speed-up of answers by drafted tokens, each of which is right with the probability `acceptance`.
+        """Return the speed-up of answers by drafted tokens, each of which is right with the probability `acceptance`
+        (a).
 
-        With k drafts, a step takes the time of 1 + k tokens and gives (1 - a^(k+1)) / (1 - a) tokens (Leviathan et
-        al., 2023). The result is that of the best k. With several stages, each draft can also be a step of its own.
-        Then a right draft costs the time between two results, and a wrong one the time of a whole step.
+        With k drafts, a step takes the time of 1 + k tokens and gives (1 - a^(k+1)) / (1 - a) tokens (Leviathan et al.,
+        2023). The result is that of the best k. With several stages, each draft can also be a step of its own. Then a
+        right draft costs the time between two results, and a wrong one the time of a whole step.
         """
         given = {rows: (1 - acceptance**rows) / (1 - acceptance) for rows in range(1, _MOST_DRAFTS + 2)}
         alone = self.step(1)
@@ -202,7 +205,6 @@ class Layout:
         return self.problem.hop(source, stage.split.members, rows)
 
     def _step(self, stage: Stage, rows: int) -> float:
-        """Return the seconds of a step of `rows` tokens in one stage."""
         problem, split = self.problem, stage.split
         sums = sum(layer.sums for layer in problem.layers[stage.first : stage.last])
         exchange = sums * problem.exchange(split.members, rows)
@@ -214,7 +216,7 @@ class Layout:
         return max(compute + exchange, read)
 
     def _routed(self, stage: Stage, rows: int) -> float:
-        """Return the seconds for the experts of `rows` tokens, each of which chooses its experts at random."""
+        """Return the seconds to compute the experts of `rows` tokens, each of which chooses its experts at random."""
         split, layers = stage.split, self.problem.layers[stage.first : stage.last]
         kinds = [kind for layer in layers for kind in layer.kinds if kind.kind == "experts"]
         touched = sum(kind.nbytes * (1 - (1 - kind.read_from_disk) ** rows) for kind in kinds)

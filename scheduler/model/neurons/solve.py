@@ -42,7 +42,11 @@ class NeuronPlacement:
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """The unknowns: batches of all layers, then predictors, then layers. `layer` and `count` are per batch."""
+    """The unknowns of the program: batches of all layers, then predictors, then layers.
+
+    `layer` is the layer of each batch, and `count` the number of its neurons. `impact` and `nbytes` are those of each
+    batch and then of each predictor.
+    """
 
     layer: I64
     count: I64
@@ -67,8 +71,8 @@ def place_neurons(problem: NeuronProblem, seconds: float = SECONDS, gap: float =
 
     Args:
         problem: the layers, and the memory of the accelerator and of the CPU.
-        seconds: the time limit; the best placement found by then is returned.
-        gap: how far the total impact may be below the greatest possible one, as a share of it; 0 to 1.
+        seconds: the time limit; when it is reached, the best placement so far is returned.
+        gap: the search may stop when it has proved that no placement has more impact by this share, 0 to 1.
 
     Raises:
         PlanError: if the two memories do not hold the model.
@@ -98,9 +102,9 @@ def _predictor_impacts(problem: NeuronProblem) -> list[float]:
 
 
 def _memory(problem: NeuronProblem, columns: _Columns) -> object:
-    """Return one constraint for inequality 6 of both units.
+    """Return the constraint on memory: weights on the accelerator fit into its memory, the others into the CPU's.
 
-    The weights on the accelerator must fit into its memory, and all others into the CPU's.
+    This is inequality 6 for both units.
     """
     from scipy.optimize import LinearConstraint
 
@@ -110,9 +114,10 @@ def _memory(problem: NeuronProblem, columns: _Columns) -> object:
 
 
 def _layers(problem: NeuronProblem, columns: _Columns) -> list[object]:
-    """Return inequalities 7 and 8, and one more: a predictor is on the accelerator only with neurons of its layer.
+    """Return inequalities 7 and 8 for all layers, and one more: a predictor may be on the accelerator only with
+    neurons.
 
-    `K` is the number of the layer's neurons, the smallest number that excludes no valid placement.
+    `K` of the paper is the number of the layer's neurons, the smallest number that excludes no valid placement.
     """
     from scipy.optimize import LinearConstraint
     from scipy.sparse import coo_array, eye_array, hstack

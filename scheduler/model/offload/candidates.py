@@ -64,9 +64,10 @@ class Residences:
         return len(self.gpu[0])
 
     def on_accelerator(self, way: int, columns: Sequence[int] | slice = slice(None)) -> Mask:
-        """Return which segments the accelerator computes: its resident segments, and the kinds in the bits of `way`.
+        """Return which segments the accelerator computes: its resident segments, and the kinds of segments that `way`
+        names.
 
-        `WAYS` describes the bits. The result is `[segments, candidates]`, for the candidates in `columns`.
+        `WAYS` describes the bits of `way`. The result is `[segments, candidates]`, for the candidates in `columns`.
         """
         gpu, disk = self.gpu[:, columns], self.disk[:, columns]
         taken = [np.where(disk, way & 2 << shift, way & 1 << shift) > 0 for shift in (0, 2)]
@@ -75,7 +76,7 @@ class Residences:
     def redundant(self, way: int) -> Mask:
         """Return for which candidates `way` computes the same as a way with fewer bits, `[candidates]`.
 
-        Such a candidate has no segment of one of the kinds in `way`.
+        This is so if a candidate has no segment of one of the kinds that `way` names.
         """
         outside = ~self.gpu
         kinds = [outside & ~self.disk & self.attends, self.disk & self.attends]
@@ -86,7 +87,7 @@ class Residences:
         return found
 
     def candidates(self, way: int, columns: Sequence[int] | slice = slice(None)) -> Candidates:
-        """Return the candidates in `columns`, computed in way `way`."""
+        """Return the candidates in `columns` with the places of computing that `way` names, ready for simulation."""
         there, gpu = self.on_accelerator(way, columns), self.gpu[:, columns]
         kv_up = there & self.attends & (self.kv == "ram")
         return Candidates(self.disk[:, columns], there & ~gpu, there, kv_up, np.full(gpu.shape[1], self.head_read))
@@ -132,7 +133,8 @@ def residences(problem: Problem, kv: KvTier, pipeline: Pipeline) -> Residences |
 
 
 def _shared_bytes(problem: Problem, gpu: Mask, kv: KvTier, pipeline: Pipeline) -> I64:
-    """Return the bytes of the host's memory that accelerators without memory of their own take, `[candidates]`.
+    """Return the bytes of RAM, for each candidate, that accelerators take which share the host's memory,
+    `[candidates]`.
 
     `gpu` marks their resident segments. If there are any, the result includes the most that slots for streamed segments
     and the kernels' buffers can take.
@@ -181,7 +183,7 @@ def _resident_masks(problem: Problem) -> Iterator[Mask]:
 
 
 def _free_sizes(problem: Problem, ends: Sequence[I64]) -> set[int]:
-    """Return the numbers of bytes to try for what resident segments leave free on each accelerator.
+    """Return the numbers of free bytes to try: what resident segments leave of an accelerator's memory.
 
     `ends[card][n]` is the bytes of the first n segments of an accelerator. About `_MOST_COUNTS` numbers of segments are
     tried, and every number that leaves little free (`_most_other_bytes`).
@@ -210,10 +212,10 @@ def _orders(problem: Problem) -> list[list[int]]:
 
 
 def _kept_first(problem: Problem) -> list[int]:
-    """Return the segments in the order in which RAM keeps them.
+    """Return the segments in the order in which they get a place in RAM.
 
-    Without an accelerator, experts are read from disk one by one, and a token needs few of them. So their segments come
-    last.
+    Without an accelerator, experts are read from disk one by one, and a token needs few of them. So segments of experts
+    come last.
     """
     order = _orders(problem)[-1]
     if problem.machine.cards:
@@ -235,7 +237,7 @@ def _layers(problem: Problem) -> list[list[int]]:
 
 
 def _room(problem: Problem, kv: KvTier, pipeline: Pipeline) -> tuple[int, bool]:
-    """Return the bytes of RAM left for segments, and whether the head must be read from disk for lack of room."""
+    """Return the bytes of RAM for segments, and True if the head must be read from disk because RAM cannot hold it."""
     request, needs = problem.request, problem.needs
     room = problem.machine.memory - needs.fixed - problem.tokens * needs.token
     room -= kv_pages(problem.work, request) if kv == "ram" else 0

@@ -30,7 +30,11 @@ _STEPS = 2  # steps that are simulated
 
 @dataclass(frozen=True)
 class OffloadChoice:
-    """The chosen configuration, and the predicted seconds of all prompts and all answers of the request."""
+    """The fastest configuration found, with the seconds of all prompts and of all answers of the request.
+
+    `compared` and `simulated` count configurations; `least` has the least lower bound for each place of keys and values
+    and each pipeline, in seconds.
+    """
 
     offload: Offload
     prompt_seconds: float
@@ -67,7 +71,7 @@ _Found = tuple[_Rank, OffloadChoice]
 
 
 def _choose(problem: Problem, within: _Rank) -> _Found | None:
-    """Return the best configuration of `problem`, and its rank (`_Group.rank`); None if it does not beat `within`."""
+    """Return the best configuration of `problem` and its rank; None if no configuration's rank is below `within`."""
     groups = [_Group(problem, of) for of in all_residences(problem)]
     ranked = sorted(
         (group.rank(column, seconds), number, column)
@@ -90,8 +94,6 @@ def _choose(problem: Problem, within: _Rank) -> _Found | None:
 
 
 class _Group:
-    """All residences for one place of keys and values and one pipeline, and the best ways to compute with each."""
-
     def __init__(self, problem: Problem, of: Residences) -> None:
         self._of, self._blocks = of, problem.work.blocks
         self._steps = {phase: problem.step(phase) for phase in REQUEST_PHASES}
@@ -105,15 +107,14 @@ class _Group:
         self._found: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
 
     def rank(self, column: int, seconds: float) -> _Rank:
-        """Return the sort key of a residence whose request takes `seconds`: the fastest first, then the most in memory.
+        """Return the sort key of the residence in `column` whose request takes `seconds`.
 
-        The memory is that of the accelerators.
+        Faster requests come first; of equally fast ones, the one with more bytes resident on accelerators.
         """
         return _digits(seconds, 5), -int(self._kept[column])
 
     @cached_property
     def _kept(self) -> I64:
-        """Bytes of weights, keys and values resident on the accelerators, `[candidates]`."""
         pages = kv_pages(self._problem.work, self._problem.request) if self._of.kv == "gpu" else 0
         found: I64 = np.where(self._of.gpu, self._problem.sizes, 0).sum(axis=0) + pages
         return found
@@ -127,8 +128,8 @@ class _Group:
     def simulate(self, columns: Sequence[int], best: float) -> list[tuple[float, int]]:
         """Simulate the residences in `columns`; return the seconds of the whole request and the column of each.
 
-        Ways to compute whose lower bound is not below `best` seconds are not simulated. A residence without any other
-        way is left out of the result.
+        A residence has several ways to compute. A way whose lower bound is not below `best` seconds is not simulated,
+        and a residence is left out of the result if all of its ways are.
         """
         times: dict[RequestPhase, dict[int, list[tuple[float, int]]]] = {}
         for phase, other_phase in (REQUEST_PHASES, REQUEST_PHASES[::-1]):
@@ -151,7 +152,9 @@ class _Group:
     def _pair(
         self, column: int, prompt: Sequence[tuple[float, int]], decode: Sequence[tuple[float, int]]
     ) -> tuple[tuple[float, int], tuple[float, int]] | None:
-        """Return the fastest ways for prompts and for decoding that fit into memory together; None if none do."""
+        """Return the fastest way for prompts and the fastest for decoding that fit into memory together; None if no two
+        do.
+        """
         for first, then in sorted(product(prompt, decode), key=lambda pair: (pair[0][0] + pair[1][0], pair)):
             ways = first[1], then[1]
             if ways not in self._together:
@@ -162,18 +165,16 @@ class _Group:
 
     @property
     def kind(self) -> tuple[KvTier, Pipeline]:
-        """The place of the keys and values and the pipeline that these residences share."""
         return self._of.kv, self._of.pipeline
 
     def choice(
         self, column: int, compared: int, simulated: int, least: dict[tuple[KvTier, Pipeline], float]
     ) -> OffloadChoice:
-        """Return one simulated residence as a choice."""
         (prompt, first), (decode, then) = self._found[column]
         return OffloadChoice(self._of.offload(column, first, then), prompt, decode, compared, simulated, least)
 
     def _times(self, ways: Sequence[tuple[int, int]], phase: RequestPhase) -> dict[int, list[tuple[float, int]]]:
-        """Return for each column a list of its ways in `ways` to compute a phase: each one's seconds and number."""
+        """Return the simulated seconds and number of each of `ways`, grouped by column, for one phase of the request."""
         if not ways:
             return {}
         parts = [self._of.candidates(way, [column for of, column in ways if of == way]) for way in range(WAYS)]
@@ -189,7 +190,7 @@ class _Group:
         return found
 
     def _bounds(self, problem: Problem, phase: RequestPhase) -> F64:
-        """Return the lower bounds of a phase's seconds, `[WAYS, candidates]`; infinite for impossible ways."""
+        """Return the lower bounds of a phase's seconds, `[WAYS, candidates]`; infinite for ways that are impossible."""
         found = np.full((WAYS, self._of.count), np.inf)
         for way in range(WAYS):
             fits = possible(problem, self._of, way, phase)
@@ -200,8 +201,8 @@ class _Group:
 
 
 def _digits(seconds: float, digits: int) -> float:
-    """Return a time rounded to `digits` significant digits.
+    """Return a time rounded to `digits` significant digits, so that nearly equal ways to compute count as equal.
 
-    Ways whose times differ by less count as equal. Of equal ways, the search takes the first, which moves the least.
+    Of equal ways, the search takes the first, which moves the fewest bytes.
     """
     return float(f"{seconds:.{digits}g}")

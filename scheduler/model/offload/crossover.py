@@ -65,9 +65,10 @@ def first_from(holds: Callable[[int], bool]) -> int | None:
 
 
 def turning_point(problem: Problem, offload: Offload) -> int:
-    """Return the fewest tokens of a step from which computing it as a prompt is faster than as a decode step.
+    """Return the fewest tokens of a step from which computing it like a prompt is faster than like a decode step.
 
-    `offload` says how either is computed. 1 means that it computes all steps alike, `NEVER` that no step is faster.
+    `offload` says how prompts and decode steps are computed. 1 means that it computes both alike, `NEVER` that
+    computing like a prompt is never faster.
     """
     if offload.prompt == offload.decode:
         return 1

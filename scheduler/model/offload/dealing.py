@@ -74,8 +74,8 @@ def by_layers(work: NodeWork, shares: Sequence[float]) -> Cards:
 def _most_in_deficit(behind: Sequence[float], last: int | None, size: int) -> int:
     """Return the accelerator that gets the next segment, of `size` bytes.
 
-    It is `last`, the accelerator of the segment before, if its deficit is at least half the segment. Otherwise it is
-    the one with the largest deficit. `behind` is the deficit of each accelerator in bytes.
+    The accelerator of the segment before is `last`. It gets the segment if its deficit is at least half the segment;
+    otherwise the accelerator with the largest deficit gets it. `behind` is the deficit of each accelerator in bytes.
     """
     if last is not None and behind[last] >= size / 2:
         return last
@@ -83,7 +83,9 @@ def _most_in_deficit(behind: Sequence[float], last: int | None, size: int) -> in
 
 
 def _shares(cards: Sequence[Accelerator]) -> Iterator[list[float]]:
-    """Yield the shares of the accelerators: in proportion to each of their figures, and everything on one of them."""
+    """Yield lists of the accelerators' shares: proportional to each figure of an accelerator, and all on one
+    accelerator.
+    """
     for figure in _FIGURES:
         if total := sum(figure(card) for card in cards):  # 0 if no accelerator has memory left
             yield [figure(card) / total for card in cards]

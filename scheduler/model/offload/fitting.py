@@ -67,7 +67,7 @@ def possible(problem: Problem, of: Residences, way: int, phase: RequestPhase) ->
 
 
 def _computes_least(of: Residences, way: int) -> Mask:
-    """Return which candidates let the accelerator compute only its obligatory segments, `[candidates]`.
+    """Return the candidates in which the accelerator computes only the segments that it must compute, `[candidates]`.
 
     The accelerator must compute its resident segments. If it has the keys and values, it must also compute attention.
     If some of this attention is streamed while any segment is on disk, it may compute all streamed segments: by the
@@ -80,7 +80,7 @@ def _computes_least(of: Residences, way: int) -> Mask:
 
 
 def _one_reader(of: Residences, way: int) -> Mask:
-    """Return for which candidates only one reader uses the disk if they compute in way `way`, `[candidates]`.
+    """Return the candidates in which only one device reads from the disk if they compute in way `way`, `[candidates]`.
 
     The disk is read in the order of use, for the accelerator's ring or for the host, but not for both. So either
     nothing is on disk, or all segments outside the accelerator's memory are computed on one device.
@@ -106,7 +106,7 @@ class TakenBytes:
         return found
 
     def total_with(self, other: "TakenBytes") -> I64:
-        """Return the total bytes for two phases, of which the other takes `other`: buffers have the larger size."""
+        """Return the total bytes for two phases, this one and `other`, which share buffers of the larger size."""
         most = (np.maximum(self.kv, other.kv), np.maximum(self.slots, other.slots))
         found: I64 = self.resident + most[0] + most[1] + np.maximum(self.activations, other.activations)
         return found
@@ -193,7 +193,7 @@ def with_gpu_memory(problem: Problem, size: int) -> Problem:
 
 
 def _least(of: Callable[[int], Problem]) -> int:
-    """Return the smallest size in MiB with which there is a solution; `_MOST` if there is none."""
+    """Return the smallest MiB for which `of(MiB)` is a problem that has a solution; `_MOST` if there is none."""
     least, enough = 0, _MOST
     while enough - least > 1:
         middle = (least + enough) // 2

@@ -18,7 +18,10 @@ _TIMES = 2.0  # gains are forecast for this many times as much of one part of th
 
 @dataclass(frozen=True)
 class PhaseForecast:
-    """The forecast of one kind of step: `tokens` in `seconds`, and the share of the time that each lane is busy."""
+    """The forecast of one kind of step: `tokens` in `seconds`, and the share of the time that each lane is busy.
+
+    A lane is a device or one direction of its link.
+    """
 
     tokens: float
     seconds: float
@@ -31,7 +34,7 @@ class PhaseForecast:
 
     @property
     def bottleneck(self) -> str:
-        """The lane that is busy for the largest share of the time."""
+        """The device or link that is busy for the largest share of the time."""
         return max(self.use, key=lambda lane: self.use[lane])
 
 
@@ -45,7 +48,7 @@ class OffloadForecast:
 
 
 def deepened(problem: Problem, offload: Offload) -> Offload:
-    """Return the configuration with as many slots as the accelerator's free memory allows.
+    """Return the configuration with as many slots for streamed segments as the accelerator's free memory allows.
 
     With more slots, computing waits less for segments that take long to load.
     """
@@ -61,7 +64,9 @@ def _fits(problem: Problem, offload: Offload) -> bool:
 
 
 def forecast(problem: Problem, offload: Offload) -> OffloadForecast:
-    """Return the forecast of a configuration that fits: its mean prompt step, and its decode step in the long run."""
+    """Return the forecast of a configuration that fits: of its mean prompt step, and of its decode step in the long
+    run.
+    """
     count = problem.step("prompt")[1]
     prompt = _phase(problem, offload, "prompt", min(count, 2), long_run=False)
     return OffloadForecast(count * prompt.seconds, prompt, decode_forecast(problem, offload))

@@ -140,7 +140,7 @@ def _phase_parts(
 
 
 def _kv_slots(work: NodeWork, offload: Offload, request: Workload, there: Sequence[bool]) -> int:
-    """Return the bytes of the accelerator's slots for keys and values that are in RAM: one layer's pages per slot."""
+    """Return the bytes on the accelerator for keys and values that are copied from RAM: one layer's pages per slot."""
     used = zip(work.segments, there, strict=True)
     attending = [segment.kv_token for segment, computed in used if computed and segment.kv_token]
     share = _slots(attending, ACCELERATOR_SLOTS[offload.pipeline]) / max(work.kv_token, 1)
@@ -148,7 +148,7 @@ def _kv_slots(work: NodeWork, offload: Offload, request: Workload, there: Sequen
 
 
 def _streamed_sizes(work: NodeWork, offload: Offload, phase: RequestPhase, card: int) -> list[int]:
-    """Return the bytes of the segments that are copied to an accelerator, in the order of use."""
+    """Return the bytes of each segment that is copied to an accelerator, in the order of use."""
     found = zip(work.segments, offload.residence, offload.places(phase), _dealt_to(offload, card), strict=True)
     return [segment.nbytes for segment, tier, place, mine in found if mine and place == "accelerator" and tier != "gpu"]
 
@@ -158,7 +158,7 @@ def _dealt_to(offload: Offload, card: int) -> list[bool]:
 
 
 def _only_dealt(work: NodeWork, dealt: Sequence[bool]) -> NodeWork:
-    """Return the segments of `work`, with 0 bytes for each segment of another accelerator."""
+    """Return `work` with 0 bytes for each segment that is not in `dealt`, so that segments keep their numbers."""
     pairs = zip(work.segments, dealt, strict=True)
     return replace(work, segments=tuple(each if mine else replace(each, nbytes=0, kv_token=0) for each, mine in pairs))
 

@@ -89,10 +89,10 @@ class Problem:
         return self._prompt_step() if phase == "prompt" else self._decode_step()
 
     def _prompt_step(self) -> tuple[StepSize, int]:
-        """Return the mean prompt step, and the number of steps.
+        """Return the mean prompt step, and the number of prompt steps.
 
-        A long prompt is computed in pieces, each with half of the others before it on average. Of short prompts, as
-        many as fit are computed together.
+        A long prompt is computed in pieces. On average, half of the other pieces come before a piece. Of short prompts,
+        as many as fit are computed together.
         """
         request = self.request
         if request.prompt >= self.chunk:
@@ -103,7 +103,7 @@ class Problem:
         return StepSize(together * request.prompt, together, request.prompt), -(-request.sequences // together)
 
     def _decode_step(self) -> tuple[StepSize, int]:
-        """Return the mean decode step, and the number of steps.
+        """Return the mean decode step, and the number of decode steps.
 
         A step computes one token of each sequence. Its context is as long as in the middle of the answers.
         """

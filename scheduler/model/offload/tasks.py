@@ -110,7 +110,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class _Links:
-    """The link to each segment's accelerator, `[segments, 1]`."""
+    """The figures of the link to each segment's accelerator, `[segments, 1]` each."""
 
     up: F64
     down: F64
@@ -124,7 +124,7 @@ class _Links:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Ways to do the same step. Each array is `[segments, candidates]`, or `[candidates]` if alike for all segments."""
+    """Ways to do the same step. Arrays are `[segments, candidates]`, or `[candidates]` if all segments are alike."""
 
     disk: Mask  # the segment is on disk
     up: Mask  # it is copied to the accelerator
@@ -149,7 +149,7 @@ class Candidates:
 
 
 def bound(tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipeline: Pipeline) -> F64:
-    """Return a lower bound of a step's seconds, as the mean over many steps, in closed form: `[candidates]`.
+    """Return a lower bound of a step's mean seconds over many steps, calculated without simulation: `[candidates]`.
 
     The bound is the maximum of the computing time and each lane's busy time. In the memory pipeline with one
     accelerator, a segment is copied to the only slot after the segment before it was computed. So the times of copying
@@ -234,7 +234,10 @@ def _dealt(cards: Cards, card: int, count: int) -> Mask:
 
 
 def _computing(rates: Rates, segment: SegmentWork, step: StepSize) -> float:
-    """Return the seconds of the products with the weights and of attention; each reads its operands once."""
+    """Return the seconds that a device with `rates` takes for a segment's products with weights and its attention.
+
+    Both read their operands once.
+    """
     products = rates.seconds(segment.touched(step.tokens), 2.0 * segment.passed * step.tokens)
     window = segment.window or step.context
     kept = step.sequences * min(step.context, window) * segment.kv_token

@@ -34,7 +34,7 @@ HOST_SLOTS: dict[Pipeline, int] = {"performance": 3, "memory": 1}  # slots in RA
 
 @dataclass(frozen=True)
 class OffloadTimes:
-    """Seconds of each step in a row, `[steps, candidates]`, and of each lane's tasks in one step, by lane."""
+    """Seconds of each consecutive step, `[steps, candidates]`, and the seconds that each lane is busy in one step."""
 
     steps: F64
     busy: dict[str, F64]
@@ -59,7 +59,7 @@ def simulate_steps(
 
 
 class _Clock:
-    """The time at which each lane of the node is free: `[candidates]` of seconds each."""
+    """The time at which each lane of the node becomes free, in seconds, `[candidates]` each."""
 
     def __init__(self, tasks: Tasks, candidates: Candidates, pipeline: Pipeline, slots: int = 0) -> None:
         self._tasks, self._masks, self._one_slot = tasks, candidates, pipeline == "memory"
@@ -110,7 +110,7 @@ class _Clock:
         return self._save_kv(number, ended) if self._kv[number] else ended
 
     def _read(self, number: int) -> tuple[F64, F64]:
-        """Simulate reading a segment from disk; return the times when its first piece and when all of it is in RAM."""
+        """Simulate reading a segment from disk; return when its first piece is in RAM, and when all of it is."""
         wanted = self._masks.disk[number]
         begun = longest(self._disk, self._host_slots.free, self._turn)
         ended = begun + self._tasks.read[number]
@@ -132,7 +132,7 @@ class _Clock:
     def _load_kv(self, number: int) -> F64:
         """Simulate copying a layer's keys and values to the accelerator; return the time at which they have arrived.
 
-        The copy begins after the keys and values of the last step were saved.
+        The copy begins after the previous step's new keys and values were saved.
         """
         wanted, card = self._masks.kv_up[number], self._card(number)
         saved = self._saved.get(number, self._never)
@@ -166,7 +166,7 @@ class _Clock:
 
 
 class _Card:
-    """The time at which each lane and each slot of one accelerator is free."""
+    """The time at which each lane and each slot of one accelerator becomes free."""
 
     def __init__(self, never: F64, slots: int, kv_slots: int) -> None:
         self.up = self.down = self.computing = never
@@ -186,10 +186,9 @@ class _Slots:
 
     @property
     def free(self) -> F64:
-        """The time at which the next slot is free."""
         return self.released[0]
 
     def release(self, wanted: Mask, at: F64) -> None:
-        """Release a slot at time `at` for the candidates that use one."""
+        """Mark the next slot as free from the time `at` on, for the candidates in `wanted`."""
         later = [*self.released[1:], at]
         self.released = [np.where(wanted, new, old) for new, old in zip(later, self.released, strict=True)]

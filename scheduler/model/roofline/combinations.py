@@ -68,16 +68,16 @@ class Combination:
         self.bounds: F64 = np.full(len(batches), inf)  # set by `look_at`
 
     def counted(self, shares: Shares) -> Shares:
-        """Return shares as the linear program counts them: keys and values in heads if `heads` is not 0."""
+        """Return `shares` in the units of the linear program: keys and values in heads, unless `heads` is 0."""
         weights, kv, disk = shares
         return weights, kv * (self.heads or 1), disk
 
     def share(self, counted: float) -> float:
-        """Return the share of keys and values from its number in the linear program, the inverse of `counted`."""
+        """Return the share of keys and values from its value in the linear program, the inverse of `counted`."""
         return round(counted) / self.heads if self.heads else counted
 
     def bound(self, at: int) -> float:
-        """Return a lower bound of the seconds per sequence of pair number `at`, with each head on one device.
+        """Return a lower bound of the seconds per sequence for pair number `at`, if each head is on one device.
 
         It is at least the value in `bounds`, which allows a head to be divided between two devices.
         """
@@ -98,9 +98,11 @@ class Combination:
         self.bounds[pairs] = np.min([self._least(pairs, *side) for side in sides], axis=0)
 
     def _rough(self) -> F64:
-        """Return lower bounds of the seconds per sequence, `[pairs]`, at most those in `bounds` and quick to calculate.
+        """Return lower bounds of the seconds per sequence, `[pairs]`, that are quicker to calculate than those in
+        `bounds`.
 
         Each roof, and each memory, is calculated with the shares that suit it best, whether or not these fit together.
+        So these bounds are at most those in `bounds`.
         """
         total = self.head.copy()
         for phase, steps in self.steps.items():
@@ -113,14 +115,14 @@ class Combination:
         return found
 
     def _least_of(self, affine: Affine) -> F64:
-        """Return the least value of `affine` for any shares within their limits, `[pairs]`."""
+        """Return the least value of the function `affine` over all allowed shares, `[pairs]`."""
         constant, *slopes = affine
         ends = zip(slopes, self.lower, self.upper, strict=True)
         least: F64 = constant + sum(np.minimum(slope * low, slope * high) for slope, low, high in ends)
         return least
 
     def _least(self, pairs: I64, kv: float | F64, most_kv: float | F64) -> F64:
-        """Return lower bounds of the seconds per sequence, `[pairs]`.
+        """Return lower bounds of the seconds per sequence for the pairs numbered `pairs`.
 
         The share of keys and values on the accelerator is from `kv` to `most_kv`.
         """
@@ -141,9 +143,9 @@ def _of_pairs(affine: Affine, pairs: I64) -> Affine:
 
 
 def _allowed(limits: PolicyLimits, attention: bool, divided: bool, most: float) -> tuple[Shares, Shares]:
-    """Return the least and the largest value of each share.
+    """Return the least and the largest allowed value of each share.
 
-    `most` is the share of weights with which the accelerator computes: no other weights need be resident on it.
+    `most` is the share of weights that the accelerator computes with; other weights need not be resident on it.
     """
     weights, kv = limits.weights, limits.kv
     first, last = float(kv == "gpu"), float(attention and kv != "ram")
@@ -168,7 +170,9 @@ def _affine(values: list[object], count: int) -> Affine:
 def solve_pair(
     problem: BatchProblem, tables: list[Combination], at: int, bound: float
 ) -> tuple[float, BatchPolicy] | None:
-    """Return the fewest seconds per sequence for one pair, and their policy; None if no policy fits.
+    """Return the fewest seconds per sequence for one pair (batch size, number of micro-batches), and the best policy.
+
+    Return None if no policy fits.
 
     Args:
         problem: the problem of a node.

@@ -71,7 +71,7 @@ def head_seconds(problem: BatchProblem, batch: Number) -> float:
 
 
 def without_partial_ffn(problem: BatchProblem, policy: BatchPolicy) -> BatchPolicy:
-    """Return the policy, or one without resident neurons if that is faster.
+    """Return `policy`, or the policy without resident neurons if that is faster.
 
     If some of a layer's dense neurons are resident and others streamed, each micro-batch takes two calls, and its
     results cross the link twice. The linear program does not include this cost. So if the link has time to spare, it
@@ -140,17 +140,12 @@ def most_weights(problem: BatchProblem, at: PolicyPoint) -> float:
 
 
 def _computed_bytes(problem: BatchProblem, at: PolicyPoint) -> float:
-    """Return the bytes of a layer that the accelerator computes with.
-
-    If the accelerator computes anything else, it also computes the products of attention.
-    """
     layer = problem.layer
     attention = layer.attention_bytes if at.attention or at.ffn else 0.0
     return attention + at.ffn * layer.feed_forward_bytes
 
 
 def _paged_sequences(problem: BatchProblem, at: PolicyPoint) -> Number:
-    """Return the number of sequences that pages are reserved for: all computed at once, and at least `pool`."""
     held: F64 = np.maximum(at.batch, float(problem.pool))
     return held
 
@@ -191,7 +186,6 @@ class _Layer:
         self._sums = problem.sums
 
     def seconds(self) -> dict[str, Number]:
-        """Return the seconds that each resource is busy, by its name."""
         link, layer, at = self._device.link, self._layer, self._at
         up, down = self._up(), self._down()
         read = self._passes * at.disk * layer.nbytes
@@ -212,10 +206,10 @@ class _Layer:
         return found
 
     def _turns(self, found: dict[str, Number]) -> Number:
-        """Return the seconds of work that cannot overlap for lack of micro-batches; 0 if there are enough.
+        """Return the seconds that do not overlap with other work for lack of micro-batches; 0 if there are enough.
 
         With too few micro-batches, the accelerator waits for attention: for the host to attend, or for keys and values
-        to arrive. Sums then overlap with neither. `found` has the seconds of the other resources.
+        to arrive. Sums then overlap with neither. `found` has the seconds that each resource is busy.
         """
         at = self._at
         if self._prompt or not (at.attention or at.ffn):
@@ -231,14 +225,17 @@ class _Layer:
         return waits * np.where(few, found["accelerator"] + before, 0.0)
 
     def _adding(self) -> Number:
-        """Return the seconds of a micro-batch's residual connections on the host; 0 if the accelerator adds them."""
+        """Return the seconds in which the host adds a micro-batch's residual connections; 0 if the accelerator adds
+        them.
+        """
         rates, nbytes = self._machine.host, _ADDED * self._tokens * self._layer.hidden
         return (1 - self._at.adds) * _ADDS * (rates.start + nbytes / rates.read)
 
     def _accelerator(self) -> Number:
         """Return the accelerator's seconds for one micro-batch.
 
-        The time includes products, its part of attention, and the transfers of hidden states.
+        The time includes products with weights, the accelerator's part of attention, and the transfers of hidden
+        states.
         """
         layer, device, tokens = self._layer, self._device, self._tokens
         adds, routing = self._at.adds, layer.experts > 1  # one more call and transfer, for the chosen experts
@@ -253,7 +250,7 @@ class _Layer:
         return total + calls * device.rates.start + there * self._attending(device.rates)
 
     def _host(self) -> Number:
-        """Return the host's seconds for all micro-batches, for everything that the accelerator does not compute."""
+        """Return the host's seconds for the parts of all micro-batches that the accelerator does not compute."""
         rates, layer, at = self._machine.host, self._layer, self._at
         total: Number = (1 - self._attention) * self._parts * (rates.start + (1 - at.kv) * self._attending(rates))
         if not at.ffn:

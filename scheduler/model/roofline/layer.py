@@ -32,8 +32,8 @@ class LayerShape:
         heads: bytes of one token's queries, keys and values.
         mixed: bytes of one token's result of attention.
         kv_dtype: format of keys and values.
-        windows: the most tokens that each layer attends to, 0 for all; empty: all in every layer. Pages hold all
-            tokens.
+        windows: the most tokens that each layer attends to, 0 for all of them. An empty tuple means that every layer
+            attends to all tokens. Pages hold all tokens in any case.
     """
 
     layers: int
@@ -92,7 +92,7 @@ Runs = Iterable[tuple[BlockKind, RunLayout, int]]
 def layer_shape(config: ModelConfig, runs: Runs, heads: int, kv_heads: int, kv_dtype: KvDtype) -> LayerShape:
     """Return the mean layer of a node with `heads` query heads and `kv_heads` key and value heads.
 
-    `runs` are the runs of all of the node's blocks.
+    `runs` are the runs of units of all of the node's blocks.
     """
     sums = dict.fromkeys(("attention", "ffn", "routed"), (0.0, 0.0))
     for kind, run, units in runs:

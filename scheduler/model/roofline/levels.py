@@ -24,10 +24,10 @@ class Level:
 
 @dataclass(frozen=True)
 class TurningPoints:
-    """The intensities at which roofs cross, in operations per byte that comes from the lower level.
+    """The intensities at which two roofs cross, in operations per byte that comes from the lower level.
 
     Attributes:
-        move: P1, equation 9. Below it, the lower level's processor is at least as fast as moving the bytes up.
+        move: P1, equation 9. Below it, computing at the lower level is at least as fast as moving the bytes up.
         arrive: P2, equation 10. From it on, the link is not the bottleneck.
         balance: equation 11. At it, the link and the upper level's memory are equally busy.
     """
@@ -63,20 +63,27 @@ class Hierarchy:
         return min(self.links[upper:lower])
 
     def local(self, level: int, intensity: float) -> float:
-        """Return the attainable performance with bytes of the same level (equation 8)."""
+        """Return the attainable operations per second at a level, with bytes of the same level (equation 8).
+
+        `intensity` is in operations per byte.
+        """
         at = self.levels[level]
         return min(at.operations, at.read * intensity)
 
     def across(self, level: int, intensity: float, lower: int, lower_intensity: float) -> float:
-        """Return the attainable performance at `level` with bytes that come from `lower` (equation 7)."""
+        """Return the attainable operations per second at `level`, with bytes that come from the level `lower` (equation
+        7).
+
+        The intensities, at `level` and at `lower`, are in operations per byte.
+        """
         return min(self.local(level, intensity), self.between(level, lower) * lower_intensity)
 
     def turning_points(self, level: int, intensity: float, lower: int) -> TurningPoints:
         """Return the intensities at which the roofs for computing at `level` with bytes from `lower` cross.
 
-        `intensity` is the intensity at `level`. The lower level's intensity is on both sides of equation 9, which is
-        solved for it: if the lower memory is faster than the link, it is where the roof of the lower level's processor
-        ends; else it is 0.
+        `intensity` is the intensity at `level`. Equation 9 contains the intensity at the lower level on both sides, so
+        it is solved for that intensity. If the lower memory is faster than the link, the solution is where the roof of
+        the lower level's processor ends; else it is 0.
         """
         link, at, below = self.between(level, lower), self.levels[level], self.levels[lower]
         move = below.operations / link if below.read > link else 0.0

@@ -11,7 +11,7 @@ from tpi.kernels.constants import PAGE_TOKENS
 
 @dataclass(frozen=True)
 class BatchWork:
-    """The sequences to compute: at most `most` at once, with the mean tokens of a prompt and of an answer."""
+    """The sequences to compute: at most `most` at once. `prompt` and `answer` are their mean tokens."""
 
     most: int
     prompt: int
@@ -51,9 +51,9 @@ class PolicyLimits:
     batch: int | None = None
 
     def allow(self, attention: bool, ffn: bool, divided: bool = False) -> bool:
-        """Return True if attention and neurons may be computed in these places, with keys and values `divided` or not.
+        """Return True if the limits allow these places for attention and neurons (True: the accelerator).
 
-        True stands for the accelerator.
+        `divided` is True if keys and values are on both sides.
         """
         if divided and (self.kv is not None or self.kv_heads == 1 or not (attention or ffn)):
             return False
@@ -105,7 +105,7 @@ class BatchProblem:
 
     @property
     def together(self) -> tuple[int, int]:
-        """The most tokens of prompts in a chunk, and in a step."""
+        """The most prompt tokens in a chunk, and the most in a step."""
         every = self.request.prompt * self.request.most
         return min(self.chunk, every), min(max(self.step, self.chunk), every)
 

@@ -28,7 +28,11 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class BatchChoice:
-    """The chosen policy, and how many pairs (batch size, number of micro-batches) were compared and solved."""
+    """The policy chosen for a batch.
+
+    `compared` and `solved` count the pairs (batch size, number of micro-batches) that were compared, and those whose
+    linear program was solved.
+    """
 
     policy: BatchPolicy
     compared: int
@@ -37,7 +41,11 @@ class BatchChoice:
 
 @dataclass(frozen=True)
 class GroupChoice:
-    """The policy of every node of a group, with one (N, mu) for all, and the numbers of pairs compared and solved."""
+    """The policies chosen for the nodes of a group, all with the same batch size and number of micro-batches.
+
+    `compared` and `solved` count the pairs (batch size, number of micro-batches) that were compared, and those whose
+    linear program was solved.
+    """
 
     policies: tuple[BatchPolicy, ...]
     compared: int
@@ -119,7 +127,10 @@ class _Finder:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The batch sizes and the numbers of micro-batches to compare; `parts` None: every number that a batch allows."""
+    """The batch sizes and the numbers of micro-batches to compare.
+
+    If `parts` is None, each batch is compared with every number of micro-batches that it allows.
+    """
 
     batches: list[int]
     parts: list[int] | None = None
@@ -131,13 +142,15 @@ class _Sizes:
         return cls([batch] if batch else _numbers(problem.request.most), [asked] if asked else None)
 
     def pairs(self, problem: BatchProblem) -> tuple[F64, F64]:
-        """Return the batches and the numbers of micro-batches, `[pairs]` each."""
+        """Return the pairs to compare as two arrays `[pairs]`: the batch size and the number of micro-batches of each."""
         found = [(batch, part) for batch in self.batches for part in sorted(set(self._parts(problem, batch)))]
         batches, parts = np.array(found, np.float64).T
         return batches, parts
 
     def around(self, best: BatchPolicy) -> "_Sizes | None":
-        """Return finer sizes between the neighbours of the best policy's sizes; None if there are none."""
+        """Return the sizes from the next smaller to the next larger one of `best`'s sizes; None if all were compared
+        already.
+        """
         parts = self.parts or _numbers(best.batch)
         finer = _between(self.batches, best.batch), _between(parts, best.micro_batches)
         known = set(self.batches), set(parts)
@@ -152,10 +165,10 @@ class _Sizes:
 
 
 class _Node:
-    """One node's lower bounds of the seconds per sequence for every pair, `[pairs]`.
+    """One node's lower bounds of the seconds per sequence, `[pairs]`.
 
-    `rough` is known from the start. `least` is at least as large, and equal to `rough` until `look_at` calculates it.
-    Both are infinite if a pair does not fit into the memories.
+    `rough` is known from the start. `least` is equal to `rough` until `look_at` calculates a larger bound. Both are
+    infinite if a pair does not fit into the memories.
     """
 
     def __init__(self, problem: BatchProblem, batches: F64, parts: F64) -> None:
@@ -178,7 +191,7 @@ class _Node:
         return [table for table in self._tables if table.bounds[at] < limit and table.bound(at) < limit]
 
     def solved(self, at: int, tables: list[Combination]) -> tuple[float, BatchPolicy] | None:
-        """Return the seconds per sequence and the best policy of pair number `at`; None if none of `tables` fits."""
+        """Return the seconds per sequence of pair number `at` with its best policy; None if no policy of `tables` fits."""
         return solve_pair(self._problem, tables, at, float(self.least[at]))
 
 
@@ -201,7 +214,7 @@ def _numbers(most: int) -> list[int]:
 
 
 def _between(numbers: Sequence[int], best: int) -> list[int]:
-    """Return numbers between the two neighbours of `best` in `numbers`: all, or evenly spaced ones if too many."""
+    """Return numbers between the two neighbours of `best` in `numbers`: all of them, or `_FINER` evenly spaced ones."""
     if len(numbers) == 1:  # the user fixed it
         return list(numbers)
     at = int(np.searchsorted(numbers, best))
@@ -211,7 +224,6 @@ def _between(numbers: Sequence[int], best: int) -> list[int]:
 
 
 def _refusal(problem: BatchProblem) -> str:
-    """Return the message for a problem in which nothing fits."""
     machine, device = problem.machine, problem.machine.accelerator
     memories = f"{int(machine.memory) // _MIB}MiB of memory"
     if device is not None:

@@ -50,19 +50,20 @@ class Vertices:
 
 
 def _product(one: F64, other: F64 | Sequence[F64]) -> F64:
-    """Return the scalar product of two vectors of shares (the first axis), for all other axes at once."""
     found: F64 = one[0] * other[0] + one[1] * other[1] + one[2] * other[2]
     return found
 
 
 def _cross(one: F64, other: F64) -> F64:
-    """Return the vector product of two vectors of shares."""
     (a, b, c), (d, e, f) = one, other
     return np.array([b * f - c * e, c * d - a * f, a * e - b * d])
 
 
 def _opposite(rows: tuple[int, ...]) -> bool:
-    """Return True if two of the limits numbered `rows` are the bounds of one share, which never meet."""
+    """Return True if two of the limits numbered `rows` are the lower and the upper bound of one share.
+
+    Such limits are never reached together.
+    """
     return any(number + 3 in rows for number in rows if number < 3)
 
 

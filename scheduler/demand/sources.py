@@ -74,7 +74,9 @@ class DiskUnits:
         return self._extents[unit].nbytes
 
     def joins(self, unit: int, other: int, together: int) -> bool:
-        """Return True if both units are small, `other` follows `unit` in one file, and a read of both is not too long."""
+        """Return True if both units are small, `other` follows `unit` in one file, and a read of both is not too
+        long.
+        """
         one, two = self._extents[unit], self._extents[other]
         follows = one.path == two.path and one.offset + one.nbytes == two.offset
         return bool(self.staging_bytes) and follows and together + two.nbytes <= self._alone

@@ -125,7 +125,9 @@ class LayerArena(PriorityShelf[np.int32]):
         self._arena.slots.release(self, slots)
 
     def cancel(self, held: HeldNeurons) -> None:
-        """Release the slots of `held`, whose neurons were not computed, and subtract its neurons from the statistics."""
+        """Release the slots of `held`, whose neurons were not computed, and subtract its neurons from the
+        statistics.
+        """
         figures = self._arena.figures
         figures.active -= len(held.neurons) + len(held.cpu_neurons)
         figures.active_on_accelerator -= len(held.neurons)

@@ -174,7 +174,9 @@ class _Group:
         return OffloadChoice(self._of.offload(column, first, then), prompt, decode, compared, simulated, least)
 
     def _times(self, ways: Sequence[tuple[int, int]], phase: RequestPhase) -> dict[int, list[tuple[float, int]]]:
-        """Return the simulated seconds and number of each of `ways`, grouped by column, for one phase of the request."""
+        """Return the simulated seconds and number of each of `ways`, grouped by column, for one phase of the
+        request.
+        """
         if not ways:
             return {}
         parts = [self._of.candidates(way, [column for of, column in ways if of == way]) for way in range(WAYS)]

@@ -142,7 +142,9 @@ class _Sizes:
         return cls([batch] if batch else _numbers(problem.request.most), [asked] if asked else None)
 
     def pairs(self, problem: BatchProblem) -> tuple[F64, F64]:
-        """Return the pairs to compare as two arrays `[pairs]`: the batch size and the number of micro-batches of each."""
+        """Return the pairs to compare as two arrays `[pairs]`: the batch size and the number of micro-batches of
+        each.
+        """
         found = [(batch, part) for batch in self.batches for part in sorted(set(self._parts(problem, batch)))]
         batches, parts = np.array(found, np.float64).T
         return batches, parts
@@ -191,7 +193,9 @@ class _Node:
         return [table for table in self._tables if table.bounds[at] < limit and table.bound(at) < limit]
 
     def solved(self, at: int, tables: list[Combination]) -> tuple[float, BatchPolicy] | None:
-        """Return the seconds per sequence of pair number `at` with its best policy; None if no policy of `tables` fits."""
+        """Return the seconds per sequence of pair number `at` with its best policy; None if no policy of `tables`
+        fits.
+        """
         return solve_pair(self._problem, tables, at, float(self.least[at]))
 
 

@@ -94,7 +94,6 @@ def worker(
 
 
 def _memory(text: str | None) -> int:
-    """Return the value of --memory in bytes, or 0 if the flag is absent."""
     size = 0 if text is None else parse_size(text, "--memory")
     if text is not None and not size:
         raise UsageError("--memory must not be 0; give for example 600MiB or 4GiB")
@@ -102,7 +101,9 @@ def _memory(text: str | None) -> int:
 
 
 def _speed(kernels: "Kernels", options: "WorkerOptions", cache: Path, remeasure: bool) -> "MachineSpeed":
-    """Return the speed of this machine, which masters plan with: the remembered one, unless `remeasure` is set."""
+    """Return the speed of this machine for masters to plan with; measure it if it is not known or `remeasure` is
+    set.
+    """
     from worker.measure.speed import machine_speed
 
     return machine_speed(kernels, options.threads, cache, remeasure)

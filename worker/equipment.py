@@ -84,7 +84,6 @@ class AcceleratorSetup:
 
 
 def _room(device: Device) -> int:
-    """Return the free memory of `device` in bytes."""
     limit = device.memory.limit
     return (_NO_LIMIT if limit is None else limit) - device.memory.used
 
@@ -186,7 +185,10 @@ class Equipment:
 
 @dataclass(frozen=True)
 class MeasuredNode:
-    """The measured speeds of this machine and its devices, and a function to call if a run contradicts these speeds."""
+    """The measured speeds of this machine and its devices.
+
+    Call `mark_doubted` if a run contradicts these speeds.
+    """
 
     machine: "NodeMachine"
     mark_doubted: Callable[[], None]
@@ -256,7 +258,7 @@ def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
 
 @runtime_checkable
 class _Emulated(Protocol):
-    """The protocol of an emulated device."""
+    """A device that runs in emulated time."""
 
     emulation: "Emulation"
 

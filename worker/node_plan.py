@@ -1,6 +1,6 @@
 """A node's part of a deployment as the node reads it: layers, their blocks in order of use, the units of each run.
 
-The master sends it as a `tpi.net.messages.Assign`, which lists each distinct block once and refers to it by index.
+The master sends it as a `tpi.net.messages.Assign`, which lists each distinct block once and refers to blocks by index.
 Only this module translates that message.
 """
 
@@ -180,7 +180,7 @@ class NodePlan:
     def group(self) -> tuple[int, ...]:
         """The ranks of the nodes whose partial results are summed with this node's results, in ascending order.
 
-        A node with several passes is alone in each of its stages.
+        A node with several passes is the only node of each of its stages.
         """
         stage = self.passes[0].stage
         return (self.rank,) if stage is None else self.stages[stage].ranks
@@ -256,7 +256,7 @@ def _heads(config: ModelConfig, block: NodeBlock) -> LayerHeads:
 
 
 def _width(runs: Sequence[RunUnits]) -> int:
-    """Return the number of vectors in all units of `runs`, for example neurons; every part of a run has that many."""
+    """Return the number of vectors, for example neurons, in all units of `runs`, counting one part of each run."""
     return sum(len(run.units) * run.layout.width for run in runs)
 
 

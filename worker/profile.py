@@ -43,7 +43,7 @@ def measure_machine(
 
 
 def _disk_free(cache: Path) -> int:
-    """Return the free bytes on the disk of the cache directory, or 0 if the directory cannot be created."""
+    """Return the free bytes on the disk of the directory `cache`; 0 if the directory cannot be created."""
     try:
         make_private(cache)
         return disk_free(cache)

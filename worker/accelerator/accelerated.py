@@ -27,7 +27,9 @@ _MB = 1e6
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """The traffic between the host and its accelerators since the start."""
+    """The bytes copied between the host and its accelerators since the start, and the seconds that holds waited for
+    copies.
+    """
 
     weight_bytes: int = 0
     kv_bytes: int = 0
@@ -81,7 +83,7 @@ class Accelerators:
 
     @property
     def figures(self) -> LinkFigures:
-        """The traffic over the links since the start."""
+        """The bytes copied to the accelerators since the start, and the seconds that holds waited for copies."""
         rings, kv = self._rings, sum(staged.moved_bytes for staged in self._staged)
         return LinkFigures(rings.loaded_bytes, kv, rings.stall_seconds) if rings else LinkFigures(0, kv)
 
@@ -100,7 +102,7 @@ class Accelerators:
 
     @property
     def resident_summary(self) -> str:
-        """A phrase that says how many pieces of the weights are resident on each accelerator."""
+        """A phrase for the user that says how many pieces of the weights are resident on each accelerator."""
         plan = self.offload
         each = [
             f"{device.name} holds {len(plan.resident & plan.pieces_on(number))}"
@@ -196,7 +198,9 @@ class Accelerators:
         return KvPages.allocate(offload.host_kv_layers, pages, heads, config.head_dim, dtype, self.device.staging)
 
     def _opened(self, count: int) -> Mapping[int, HeldPages]:
-        """Allocate `count` KV pages for each layer with attention on an accelerator: resident or buffers."""
+        """Allocate `count` KV pages for each layer with attention on an accelerator: resident pages, or buffers for
+        visits.
+        """
         found: dict[int, HeldPages] = {}
         for card, device in zip(self.offload.cards, self.devices, strict=False):  # the last ones may have no pieces
             if self.offload.kv == "gpu":
@@ -221,7 +225,9 @@ class Accelerators:
 
 
 def _steps(plan: OffloadPlan) -> str:
-    """Return a phrase that says which steps stream the pieces that are not resident; empty if all are resident."""
+    """Return a phrase for the user about the steps that stream the pieces outside accelerators; empty if there are
+    none.
+    """
     if not plan.host_pieces:
         return ""
     target = "them" if len(plan.cards) > 1 else "it"

@@ -68,12 +68,12 @@ class Rings:
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes that were loaded to the accelerators since the start."""
+        """Bytes that were loaded into the accelerators' rings since the start."""
         return sum(ring.loaded_bytes for ring in self._all)
 
     @property
     def stall_seconds(self) -> float:
-        """Seconds that holds waited since the start."""
+        """Seconds that holds waited for loads since the start."""
         return sum(ring.stall_seconds for ring in self._all)
 
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
@@ -88,7 +88,7 @@ class Rings:
         return (self._short if short else self._long)[self._group[piece]].hold(piece)
 
     def switch_to(self, short: bool) -> None:
-        """Use the rings of short steps (or of long ones) from now on.
+        """Use the rings of short steps if `short` is True, else those of long steps, from now on.
 
         Discard the pieces that the other rings have loaded ahead.
         """
@@ -124,9 +124,9 @@ class Rings:
     def _feed(self, part: StreamedRange, device: Device, piece: int, slot: Bytes) -> None:
         """Copy the weights `part` of the window to their `slot` on `device`.
 
-        If the disk is still reading them, copy what has arrived whenever that is about `piece` bytes, a size with which
-        the link is almost as fast as it can be. If they are in host memory, copy them at once, since nothing else could
-        use the link between two copies.
+        If the disk is still reading them, make a copy whenever about `piece` further bytes have arrived. With copies of
+        that size, the link is almost as fast as it can be. If the weights are in host memory, make a single copy,
+        because nothing else could use the link between two copies.
         """
         at = 0
         for data in self._window.follow(part.number, piece):
@@ -136,5 +136,4 @@ class Rings:
             at += data.size
 
     def _copy(self, device: Device, source: Bytes, target: Bytes) -> None:
-        """Copy bytes to the accelerator and wait for the end."""
         device.copy(source, target).wait()

@@ -84,7 +84,7 @@ class ExpertAccelerated(Accelerators):
             self.arena.begin(short)
 
     def abandon(self) -> None:
-        """Discard the state of a step that was aborted."""
+        """Discard the transfers and predictions of a step that was aborted."""
         super().abandon()
         if self.arena is not None:
             self.arena.abandon()
@@ -113,7 +113,7 @@ class ExpertAccelerated(Accelerators):
         return self.device.start if self._trace is OFF else traced(self.device, self._trace, name)
 
     def _units(self, kept: Sequence[Bytes]) -> Mapping[Key, Bytes]:
-        """Return this node's part of every routed expert, in the host's memory."""
+        """Return this node's part of every routed expert, taken from `kept`, the bytes of the window's segments."""
         lying = {
             segment.block.number: segment
             for block in self._places.short

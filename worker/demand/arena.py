@@ -68,7 +68,7 @@ class ExpertArena:
 
         Args:
             device: the accelerator.
-            memory: a part of its memory.
+            memory: a part of the accelerator's memory.
             units: the bytes of each expert in the host's memory.
             costs: the times to compute and to copy an expert, by which `share` divides experts.
             queue: copies experts to the device.
@@ -110,8 +110,9 @@ class ExpertArena:
     def share(self, block: int, wanted: Mapping[int, int]) -> SharedHold:
         """Hold the experts of a block that the accelerator should compute; the CPU computes the others.
 
-        They are the cached ones, and, in a short step, those that are copied now because that is faster than to compute
-        them on the CPU. `wanted` has the number of tokens that use each expert, by the expert's number.
+        The accelerator gets the cached experts. In a short step it also gets experts that are copied now, where copying
+        is faster than computing on the CPU. `wanted` has the number of tokens that use each expert, by the expert's
+        number.
         """
         keys = [(block, expert) for expert in wanted]
         self._gaps.asked(loads=True)
@@ -153,7 +154,7 @@ class ExpertArena:
     def begin(self, short: bool) -> None:
         """Begin a step; raise the error of an earlier copy that failed without a caller waiting for it.
 
-        `short` is True for a short step. A longer step uses cached experts but loads none.
+        `short` is True if the step is short; a longer step uses cached experts but loads none.
         """
         self.cache.slots.raise_failure()
         self.short = short
@@ -181,7 +182,7 @@ class ExpertArena:
     def best(self) -> ReplayResult:
         """Return the hit rate and bytes of Belady's optimal policy in the recorded steps.
 
-        The replay begins with the experts that filled this cache at first.
+        The simulated cache begins with the experts that filled this cache at first.
         """
         recording, _ = self.cache.recording()
         if self._best is None or len(recording.steps) != self._best.steps:
@@ -195,13 +196,13 @@ class ExpertArena:
         self.cache.close()
 
     def _in_time(self) -> bool:
-        """Return True if one expert is copied faster than the usual time between a prediction and its block."""
+        """Return True if an expert is copied in less than the usual time from a prediction to the predicted block."""
         speed = self.cache.loaded_bytes / (self._reads.seconds or 1.0)
         return self._gaps.usual * speed >= self._source.slot_bytes
 
 
 class _Stays:
-    """A context manager that yields bytes which stay in memory; it can be entered several times."""
+    """A context manager that yields `data`, bytes that stay in memory. It can be entered several times."""
 
     def __init__(self, data: Bytes) -> None:
         self._data = data

@@ -67,7 +67,7 @@ class DemandExperts:
         }
 
     def begin(self, short: bool) -> None:
-        """Begin a step, so that the cache counts the uses of experts by step. `short` is not used."""
+        """Begin a step, so that the cache counts the uses of experts by step. `short` is ignored."""
         self.cache.begin()
 
     def abandon(self) -> None:
@@ -102,7 +102,7 @@ class DemandExperts:
 def _gathered(
     units: Mapping[int, NodeSegment], open_one: Callable[[NodeSegment], Segment]
 ) -> Callable[[Sequence[tuple[int, Bytes]]], Segment]:
-    """Return a function that takes the weights of some of a block's experts, and makes one segment of these experts."""
+    """Return a function that makes one segment of some of a block's experts, given the number and weights of each."""
     piece = {expert: number for number, expert in enumerate(units)}
     parts = list(units.values())
     whole = open_one(NodeSegment(parts[0].block, tuple(run for part in parts for run in part.runs)))

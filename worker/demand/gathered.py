@@ -30,7 +30,9 @@ class GatheredExperts:
         return not self.held
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """Start to compute the experts if `phases` include OUTPUT, else return None. `data` is not used."""
+        """Start to compute the experts if `phases` include OUTPUT, else return None. `data` is ignored: weights are
+        in slots.
+        """
         if Phase.OUTPUT not in phases:
             return None
         spec, kernels, x, held = self.spec, self.device.kernels, take(self), self.held
@@ -38,5 +40,5 @@ class GatheredExperts:
         return self.launch(lambda: kernels.expert_pieces(spec, held, x, routing))
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
-        """Raise TpiError, since a chain does not wait for weights."""
+        """Raise TpiError, because a chain of blocks cannot wait for weights to be loaded."""
         raise TpiError("experts that are loaded on demand cannot be part of a chain; run them block by block")

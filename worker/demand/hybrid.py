@@ -78,13 +78,13 @@ class HybridExperts:
         return ChainBlock(self.spec, data, residual)
 
     def _wanted(self, routing: Routing) -> Mapping[int, int]:
-        """Return the number of tokens that chose each expert, for experts with at least one."""
+        """Return the number of tokens that chose each of this node's experts, without experts that no token chose."""
         counts = np.bincount(routing.experts.ravel(), minlength=self.spec.router.mixture.experts)
         return {expert: int(counts[expert]) for expert in self._pieces if counts[expert]}
 
     @cached_property
     def _pieces(self) -> Mapping[int, tuple[int, slice]]:
-        """The number and the byte range of each expert's piece in the block, by expert."""
+        """Number and byte range in the block of each expert's piece, by the expert's number."""
         size = self.spec.routed.neuron.unit_bytes
         ends = list(accumulate(piece.units * size for piece in self.spec.pieces))
         begins = [0, *ends]
@@ -93,7 +93,9 @@ class HybridExperts:
         }
 
     def _there(self, held: SharedHold, x: Input, routing: Routing) -> list[Pending[F32]]:
-        """Start the accelerator's part: the cached experts together, then each other expert when it is loaded."""
+        """Start the accelerator's part: first the cached experts together, then each copied expert when it has
+        arrived.
+        """
         if not (held.ready or held.loading):
             return []
         spec, kernels = self.spec, self.accelerator.kernels
@@ -112,7 +114,6 @@ class HybridExperts:
         return [self.launch(call)]
 
     def _here(self, keys: Sequence[Key], data: Bytes, x: Input, routing: Routing) -> Pending[F32]:
-        """Start to compute the experts `keys` on the CPU."""
         spec, kernels = self.spec, self.device.kernels
         pieces = (self._pieces[expert] for _, expert in keys)
         weights = {number: data[where] for number, where in pieces}

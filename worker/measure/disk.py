@@ -15,10 +15,10 @@ _PIECE = 1 << 20  # bytes that are written at once
 
 
 def own_disk(cache: Path) -> float:
-    """Return the bytes per second at which the disk of `cache` is read while all cores compute; measure if not known.
+    """Return the bytes per second at which the disk of `cache` is read while all cores compute; measure it if unknown.
 
-    That takes about three seconds: the files in the cache are read or, if there are too few, a file is written first.
-    Return 0 if the disk cannot be written or read.
+    A measurement takes about three seconds: it reads the files in the cache or, if there are too few, a file that it
+    writes first. Return 0 if the disk cannot be written or read.
     """
     if known := known_disk(cache):
         return known

@@ -53,7 +53,9 @@ def measure_host(kernels: Kernels) -> Rates:
 
 
 def _attending(kernels: Kernels, kv_dtype: KvDtype, given: Callable[[], float]) -> float:
-    """Return the bytes of keys and values per second that attention reads from the processor's caches."""
+    """Return the bytes of keys and values in the format `kv_dtype` that attention reads per second from the CPU's
+    caches.
+    """
     sample = AttentionSample.of(MIXTRAL, kv_dtype, _SEQUENCES, _CONTEXT, cached=True)
     return sample.nbytes / _fastest(partial(sample.run, kernels), given)
 
@@ -161,7 +163,7 @@ def _tokens(count: int) -> F32:
 
 
 def _operations(spec: FfnSpec) -> float:
-    """Return the operations for a sample prompt: one multiplication and one addition per weight and token."""
+    """Return the operations that a block needs for the sample prompt: two for each weight and token."""
     run = spec.neuron
     return 2.0 * _TOKENS * run.units * run.width * run.hidden * len(run.parts)
 
@@ -169,8 +171,8 @@ def _operations(spec: FfnSpec) -> float:
 def _slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
     """Return the rate of copies in bytes per second, without their latency.
 
-    It is the difference in size between the last copy, the largest, and the first, divided by the difference of their
-    times. If they took the same time, return the rate of the last copy.
+    The rate is the difference in size between the largest copy, the last one, and the smallest, the first one, divided
+    by the difference of their times. If both took the same time, return the rate of the largest copy.
     """
     more, longer = sizes[-1] - sizes[0], seconds[-1] - seconds[0]
     return more / longer if more and longer > 0 else sizes[-1] / max(seconds[-1], 1e-9)
@@ -185,7 +187,7 @@ def _fastest(call: Callable[[], object], clock: Callable[[], float] | None = Non
 def _median(call: Callable[[], object], clock: Callable[[], float]) -> float:
     """Return the median seconds of seven calls, after one call that is not timed.
 
-    Other processes use the memory too, so the fastest call would not be typical of a run.
+    The fastest call would be too fast for a typical run, in which other processes use the memory too.
     """
     call()
     return sorted(_seconds(call, clock) for _ in range(_MEDIAN_ROUNDS))[_MEDIAN_ROUNDS // 2]

@@ -41,14 +41,14 @@ class Remembered(Generic[T]):
 
     @property
     def good(self) -> bool:
-        """True if the figures can be used: at most 30 days old, not dated in the future, and not doubted."""
+        """True if the figures can be used: at most 30 days old, not dated in the future, and not marked as doubted."""
         return 0 <= time.time() - self.at < _FRESH_S and not self.doubted
 
 
 def host_rates(kernels: Kernels, cache: Path, remeasure: bool = False) -> Remembered[Rates]:
     """Return the rates of the host with as many threads as `kernels` has: remembered in `cache`, or measured now.
 
-    They are those without a processor quota. If `remeasure` is True, measure in any case.
+    A processor quota does not affect these rates. If `remeasure` is True, measure in any case.
     """
     on = f"{_system()}, {usable_cores()} cores, {kernels.threads()} threads, {kernels.isa()}"
     return _remembered(cache, f"threads {on}", on, _read_host, lambda: measure_host(kernels), remeasure)
@@ -83,7 +83,7 @@ def _key(known_by: str, sample: int) -> str:
 
 
 def _known(cache: Path, key: str, on: str) -> Remembered[Accelerator] | None:
-    """Return the measurement of a device under `key`, or None if none is stored or it cannot be relied on."""
+    """Return the measurement of a device under `key`; None if there is none, or if it is too old or doubted."""
     found = _read(_load(cache), key, on, _read_device)
     return found if found and found.good else None
 
@@ -127,7 +127,7 @@ def _remembered(
 def _read(
     known: dict[str, dict[str, Any]], key: str, on: str, read: Callable[[dict[str, Any]], T]
 ) -> Remembered[T] | None:
-    """Return the record under `key`, or None if it is missing or damaged."""
+    """Return the record under `key`, converted by `read`; None if it is missing or damaged."""
     with suppress(KeyError, TypeError, ValueError):
         fields = known[key]
         return Remembered(read(fields["figures"]), float(fields["at"]), on, bool(fields["doubted"]))

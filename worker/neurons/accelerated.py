@@ -143,10 +143,10 @@ class NeuronAccelerated(Accelerators):
         return self.device.start if self._trace is OFF else traced(self.device, self._trace, name)
 
     def _layers(self, kept: Sequence[Bytes]) -> dict[int, ArenaLayer]:
-        """Return the input of the arena for each layer of neurons, by the layer's number.
+        """Return the arena's input for each layer of neurons, by the layer's number.
 
-        It has the records of all neurons in the host's memory (`kept`, the segments of the window), how often each is
-        active, and which are in the arena at first.
+        It has the records of all neurons, taken from `kept`, the bytes of the window's segments. It also says how often
+        each neuron is active, and which neurons are in the arena at first.
         """
         found: dict[int, ArenaLayer] = {}
         chosen = iter(self._neurons.placement.neurons)
@@ -161,7 +161,6 @@ class NeuronAccelerated(Accelerators):
         return found
 
     def _predictors(self) -> dict[int, tuple[Scorer, Device]]:
-        """Return the predictor of each layer, and the device that runs it, by layer."""
         found: dict[int, tuple[Scorer, Device]] = {}
         for layer, predictor in self._neurons.setup.predictors.items():
             there = layer in self._neurons.predictors_on_accelerator
@@ -183,5 +182,4 @@ def clock_of(device: Device) -> Callable[[], float]:
 
 
 def _padded(frequency: np.ndarray, count: int) -> np.ndarray:
-    """Return `frequency` with zeros for the neurons that pad the last unit."""
     return np.pad(frequency, (0, count - len(frequency)))

@@ -26,7 +26,7 @@ class DenseFallback:
     def __init__(self, limit: float | None = None) -> None:
         """Create a choice. `limit` is the limit for steps of one token; None: unknown until `learn` sets it.
 
-        Without any limit, `prefers_active` always prefers active neurons.
+        While no limit is known, `prefers_active` always returns True.
         """
         self.dense = 0  # number of times that all neurons were computed
         self._limits: dict[int, float] = {} if limit is None else {0: limit}
@@ -44,7 +44,7 @@ class DenseFallback:
         self._limits[size_class(tokens)] = limit
 
     def limit(self, tokens: int, measure: Callable[[], float] | None = None) -> float:
-        """Return the limit for steps of about `tokens` tokens; call `measure` if this size has none yet."""
+        """Return the limit for steps of about `tokens` tokens; call `measure` to get it if this size has none yet."""
         size, one = size_class(tokens), self._limits.get(0, inf)
         if size not in self._limits:
             if one == inf or measure is None:
@@ -79,7 +79,7 @@ class DenseFallback:
             there: the number of active neurons on the accelerator.
             here: the number of active neurons on the CPU.
             neurons: the number of all neurons of the block.
-            lines: the fitted costs of such steps. None: compare `here` alone with the limit.
+            lines: the fitted costs of both sides in such steps. None: compare only `here` with the limit.
             tokens: the number of tokens of the step.
         """
         size, everything = size_class(tokens), self.limit(tokens) * neurons

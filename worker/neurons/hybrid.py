@@ -112,7 +112,9 @@ class HybridFfn:
         return ChainBlock(self.spec, data, residual)
 
     def _measure(self, data: Bytes, part: MicroBatch) -> None:
-        """Measure the share of active neurons above which all neurons are faster on the CPU, once per size of steps."""
+        """Measure the limit of `fallback` for the step's size, unless it is known: above it, computing all neurons
+        is faster.
+        """
         if (measured := self.measured) is not None:
             kernels = self.device.kernels
             self.fallback.limit(len(part.x), lambda: measured(data, part.prepared(self.spec, self.device, kernels)))
@@ -127,13 +129,13 @@ class HybridFfn:
 
     @cached_property
     def _slots(self) -> FfnSpec:
-        """The shape of a block whose neurons are the arena's slots, without biases."""
+        """Description of a block whose neurons are the arena's slots, without biases."""
         neuron = self.spec.neuron
         units = len(self.arena.table) // neuron.width
         return replace(self.spec, neuron=replace(neuron, units=units), gate_bias=None, up_bias=None)
 
     def _spec_of(self, held: HeldNeurons) -> FfnSpec:
-        """Return the spec of the slots, with each neuron's biases at its current slot."""
+        """Return the description of the slots' block, with the bias of each held neuron placed at the neuron's slot."""
         given = self.spec
         if given.gate_bias is None and given.up_bias is None:
             return self._slots
@@ -142,7 +144,7 @@ class HybridFfn:
         return replace(self._slots, gate_bias=gate, up_bias=up)
 
     def _there(self, held: HeldNeurons, part: MicroBatch, take: Take) -> list[Pending[F32]]:
-        """Start the accelerator's neurons, if any are active. Their slots are released when they have been computed."""
+        """Start to compute the active neurons of the accelerator, if there are any; then release their slots."""
         if not len(held.slots):
             return []
         spec, kernels, arena = self._spec_of(held), self.accelerator.kernels, self.arena
@@ -164,7 +166,6 @@ class HybridFfn:
         return [self.launch(call)]
 
     def _here(self, held: HeldNeurons, data: Bytes, part: MicroBatch, take: Take) -> list[Pending[F32]]:
-        """Start the CPU's neurons, if any are active."""
         if not len(held.cpu_neurons):
             return []
         spec, kernels, x = self.spec, self.device.kernels, take(self)

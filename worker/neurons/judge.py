@@ -144,7 +144,7 @@ class SparsityJudge:
             self.costs.learn(tokens, measure_limit(kernels, spec, data, perf_counter, x))
 
     def begin(self) -> None:
-        """Begin a step, which ends the one before."""
+        """Begin a step, and end the measurement of the step before."""
         for turns in self._turns.values():
             turns.end()
 

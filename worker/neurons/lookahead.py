@@ -117,7 +117,7 @@ class LookaheadPredictions:
         return NeuronChoice(found.active, found.scores, 0.0 if scorer is None else scorer.threshold, ask)
 
     def _ask(self, layers: list[int], part: MicroBatch, normed: F32) -> None:
-        """Start the predictions of later `layers`, which run while this layer is computed."""
+        """Start the predictions for the given later `layers`; they run while the present layer is computed."""
         for layer in layers:
             call = partial(self._union, layer, _given(self._scorers[layer], part.x, normed))
             self._coming[id(part), layer] = self._devices[layer].start(call)

@@ -67,7 +67,10 @@ class Predictions:
         self._coming.clear()
 
     def _chosen(self, layer: int, x: F32, normed: F32, costs: UnionCosts | None) -> NeuronChoice | None:
-        """Predict a layer's neurons; return None if that is not worth its cost or too many neurons are active."""
+        """Predict a layer's active neurons; return None if all neurons should be computed.
+
+        That is so if predicting takes longer than it saves, or if too many neurons are active.
+        """
         scorer, tokens = self._scorers[layer], len(x)
         given = x if scorer.input_kind == "residual" else normed
         if costs is None or tokens == 1:

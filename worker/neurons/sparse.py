@@ -42,7 +42,7 @@ class SparseNode:
         self._predictions = Predictions(scorers, lambda layer, choice: self.on_prediction(layer, choice))
 
     def begin(self, short: bool) -> None:
-        """Begin a step: end the measurement of the step before. `short` is not used."""
+        """Begin a step: end the measurement of the step before. `short` is ignored."""
         self.judge.begin()
 
     def abandon(self) -> None:
@@ -97,9 +97,9 @@ class SparseNode:
 
 @dataclass(frozen=True, eq=False)
 class SparseFfn:
-    """A `worker.node.segment.Segment` of neurons on the host.
+    """A `worker.node.segment.Segment` of neurons on the host, of which only the active ones are computed.
 
-    `first` numbers its first neuron among the node's neurons.
+    `first` is the number of its first neuron among all of the node's neurons of the layer.
     """
 
     device: Device
@@ -144,7 +144,7 @@ class SparseFfn:
         return found
 
     def _listed(self, data: Bytes, part: MicroBatch, lists: Sequence[I32]) -> F32:
-        """Compute the listed neurons; each list belongs to one piece (some tokens) of the step."""
+        """Compute the neurons in `lists`, one list for each piece of the step: `PIECE` consecutive tokens."""
         kernels, out = self.device.kernels, np.zeros_like(part.x)
         if len(lists) == 1:
             if len(lists[0]):

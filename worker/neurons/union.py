@@ -61,7 +61,7 @@ def union_of(score: Score, threshold: float, x: F32, most: float = inf) -> Union
         score: the predictor.
         threshold: the score from which a neuron counts as active.
         x: the predictor's input.
-        most: share of the layer's neurons. Stop as soon as a piece needs more than that on average.
+        most: a share of the layer's neurons. Predicting stops as soon as a piece needs more than that on average.
     """
     if len(x) == 1:
         scores = score(x)[0]

@@ -104,7 +104,9 @@ def build_node(
 
 
 def _hosted(plan: NodePlan) -> Division | None:
-    """Return the division of steps for a node without an accelerator; None (halves) if the plan sets no batch size."""
+    """Return the division of steps for a node without an accelerator; None (two halves) if the plan sets no batch
+    size.
+    """
     if plan.options.batch is None:
         return None
     from worker.pipelines.group.hosted import hosted_pipeline
@@ -117,7 +119,9 @@ def _finite(partial: npt.NDArray[np.float32], name: str) -> None:
 
 
 def _blocks(plan: NodePlan, held: Sequence[HeldBlock], arrangement: Arrangement[Segment]) -> list[Block]:
-    """Return all blocks in order of use. Each block of routed experts can prefetch for the next one of its pass."""
+    """Return all blocks in order of use; each block of routed experts gets the next one of its pass, to prefetch for
+    it.
+    """
     blocks: list[Block] = []
     following: RoutedBlock | None = None
     starts = {each.blocks.start for each in plan.passes}
@@ -160,7 +164,6 @@ def _block(
 
 
 def _hops(stack: ExitStack, plan: NodePlan, spec: GroupSpec, endpoints: Endpoints) -> Hops | None:
-    """Return the hops between the stages of the plan, closed with `stack`; None if all nodes are in one stage."""
     if plan.whole:
         return None
     connections = stack.enter_context(closing(Connections(spec, endpoints)))
@@ -168,13 +171,12 @@ def _hops(stack: ExitStack, plan: NodePlan, spec: GroupSpec, endpoints: Endpoint
 
 
 def _within_stage(plan: NodePlan, spec: GroupSpec) -> GroupSpec:
-    """Return the spec of the group of this node's stage; `spec` describes the group of all nodes."""
+    """Return the group of the nodes of this node's stage, derived from `spec`, the group of all nodes."""
     peers = tuple(spec.peers[rank] for rank in plan.group)
     return replace(spec, rank=plan.group.index(plan.rank), peers=peers, lane=sums_lane(plan.passes[0].stage or 0))
 
 
 def _group_spec(plan: NodePlan, threads: int) -> GroupSpec:
-    """Return the spec of the group of all nodes of the deployment."""
     peers = tuple(Peer(peer.rank, peer.name, peer.address, peer.key) for peer in plan.peers)
     hidden = plan.config.hidden
     return GroupSpec(

@@ -36,12 +36,11 @@ _AFTER_HEADS = frozenset({Phase.ATTEND, Phase.OUTPUT})
 
 
 def _as_it_is(values: F32) -> F32:
-    """Return `values` unchanged: their sum over a single node."""
     return values
 
 
 def unchecked(partial: F32, name: str) -> None:
-    """Accept any partial result."""
+    """Do nothing: accept any partial result."""
 
 
 @dataclass
@@ -119,7 +118,7 @@ class BlockLoop:
     def rehearse(self, index: int, x: F32, batch: Batch) -> None:
         """Compute the block with number `index` for `x` `[tokens, hidden]`, and discard the result.
 
-        The pages that `batch` names are overwritten.
+        The keys and values in the pages that `batch` names are overwritten.
         """
         part = self._division.alone(x, batch)
         with self.weights.hold(index) as segments:
@@ -155,7 +154,6 @@ class BlockLoop:
         self.progress += 1
 
     def _compute(self, block: Block, visit: Visit, parts: Sequence[MicroBatch]) -> None:
-        """Hold the weights of `block` in memory, and run the jobs of `visit`."""
         hold = self.weights.hold(visit.block, block.wanted(parts))
         left = len(hold)
         with hold as segments:
@@ -212,7 +210,7 @@ class BlockLoop:
         self.clock.sync += perf_counter() - syncing
 
     def _sum_now(self, values: F32) -> F32:
-        """Return the sum of the small array `values` over all nodes; finish the sums under way first."""
+        """Return the sum of the small array `values` over all nodes, after finishing the sums that are under way."""
         while self._flying:
             self._finish_sum()
         syncing = perf_counter()
@@ -228,7 +226,7 @@ class BlockLoop:
             self._finish_sum()
 
     def _finish_sum(self) -> bool:
-        """Wait for the oldest sum; return True if this node has the result."""
+        """Wait for the oldest sum under way; return True if this node has its result."""
         part, block = self._flying.popleft()
         syncing = perf_counter()
         with self.trace.span("allreduce", block.name):
@@ -241,8 +239,8 @@ class BlockLoop:
     def _waits_for_nothing(self, x: F32, blocks: range) -> bool:
         """Return True if `blocks` can run as a chain, which is one kernel call.
 
-        That is so if the node is alone and has all weights in memory, so that it waits for nothing between two blocks.
-        Long steps run block by block: they can then report progress, and the overhead of Python is negligible.
+        A node can run a chain if it is alone and has all weights in memory, because it then waits for nothing between
+        blocks. Long steps run block by block: they can then report progress, and the overhead of Python is negligible.
         """
         return (
             len(x) <= STREAM_TOKENS

@@ -125,7 +125,7 @@ class Node:
 
     @property
     def position(self) -> WindowPosition:
-        """Position of the memory window; may be read while a step runs."""
+        """Position of the memory window in its cycle; may be read while a step runs."""
         return self.window.position()
 
     @property
@@ -164,7 +164,9 @@ class Node:
         return out
 
     def _pass(self, one: Pass, step: Step, batch: Batch) -> F32 | None:
-        """Compute the blocks of one pass. The lowest rank of the stage returns the hidden states, other ranks None."""
+        """Compute the blocks of one pass; return the hidden states on the lowest rank of the stage, None on other
+        ranks.
+        """
         if self.hops is None:
             return self.loop.forward(step.x, batch, step.step, one.blocks)
         with self.trace.span("hop", "into the stage"):
@@ -186,8 +188,8 @@ class Node:
     def _rehearsal(self) -> Work:
         """Return a function that computes one block of a prefill step of zeros, and overwrites the pages from 0 on.
 
-        On a node that streams weights or has an accelerator, the function does nothing: it would read weights out of
-        order.
+        On a node that streams weights or has an accelerator, the function does nothing, because it would read weights
+        out of order.
         """
         loop = self.loop
         if self.window.kept is None or self._residence.offload is not None or self.fetched is not None:
@@ -239,7 +241,6 @@ class Node:
         )
 
     def _wanted(self) -> "DemandStats | RecordStats":
-        """Return the statistics of the experts or neurons that were read on demand."""
         if self.fetched is not None:
             return self.fetched.cache.stats()
         records = None if self.sparse is None else self.sparse.records
@@ -279,6 +280,6 @@ def _remark(of: "Accelerators | DemandExperts | SparseNode | None") -> str:
 
 
 def _blank(tokens: int) -> Batch:
-    """Return the batch of one sequence of `tokens` tokens, in the pages from 0 on, and with the first state."""
+    """Return the batch of one sequence of `tokens` tokens in the pages from 0 on, which writes its state to slot 0."""
     table = np.arange(pages_for(tokens), dtype=np.int32)[None]
     return Batch(np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32), table, np.array([[-1, 0]], np.int32))

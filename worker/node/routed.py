@@ -13,7 +13,10 @@ from worker.node.microbatch import MicroBatch
 
 @dataclass(frozen=True)
 class RoutedBlock(Block):
-    """A block of routed experts. `spec` is the spec of any segment, since all use one router; `device` is the host."""
+    """A block of routed experts that are loaded on demand.
+
+    `spec` is the description of any of its segments, because all of them use one router. `device` is the host.
+    """
 
     spec: ExpertsSpec = field(kw_only=True)
     device: Device = field(kw_only=True)
@@ -41,5 +44,4 @@ class RoutedBlock(Block):
 
 
 def _chosen(routing: Routing) -> list[int]:
-    """Return the experts that any token chose, ascending."""
     return sorted(set(routing.experts.ravel().tolist()))

@@ -116,7 +116,10 @@ class AttentionSegment:
         return needs_sums(self.spec)
 
     def squares(self, part: MicroBatch) -> F32:
-        """Return the sums of squares of the projected heads, `[tokens, 2 * GROUP]`. Call it after PROJECT."""
+        """Return the sums of squares of the projected heads, `[tokens, 2 * GROUP]`, for the norm over all nodes.
+
+        Call it after PROJECT.
+        """
         if self.empty:
             return np.zeros((len(part.x), 2 * GROUP), np.float32)
         return squares(self.spec, part.phase_results[self].wait())
@@ -153,9 +156,9 @@ class AttentionSegment:
             return ChainBlock(self.spec, data, residual, keys, values)
 
     def _then(self, part: MicroBatch, call: Callable[[Any], object]) -> None:
-        """Start `call` with the result of the phase before it, and keep its result for the next phase.
+        """Start `call` with the result of the phase before it, and store its result for the next phase.
 
-        The call finds that result ready, because a device runs its calls in sequence.
+        `call` finds the earlier result ready, because a device runs its calls in sequence.
         """
         before: Any = part.phase_results.get(self)
         part.phase_results[self] = self.launch(lambda: call(before.wait() if before else None))
@@ -292,5 +295,4 @@ def open_segment(
 
 
 def _nothing(part: MicroBatch, further: int = 0) -> Pending[F32]:
-    """Return a partial result of zeros, with `further` additional rows."""
     return Finished(lambda: np.zeros((len(part.x) + further, part.x.shape[1]), np.float32))

@@ -55,7 +55,7 @@ class ChunkedRings(Rings):
         super().__init__(devices, plan, fed, window, allocations, queue, trace)
 
     def _copy(self, device: Device, source: Bytes, target: Bytes) -> None:
-        """Copy bytes to the accelerator in chunks, and wait for each."""
+        """Copy bytes to the accelerator in chunks, and wait for each chunk."""
         chunk = self.chunk  # read once: another thread may replace it during the copy
         for begin in range(0, source.size, chunk):
             end = begin + chunk
@@ -196,7 +196,7 @@ class BatchAccelerated(Accelerators):
         )
 
     def _starts(self, host_attends: bool) -> None:
-        """Prepare for a step. If the host computes attention, wait until its memory has all pages."""
+        """Prepare for a step: if the host computes attention in it, wait until its memory has all pages."""
         if host_attends and self.visiting is not None:
             self.visiting.wait_saved()
 

@@ -59,7 +59,7 @@ def entries(parts: Sequence[NodeSegment], experts: int) -> Iterator[TableEntry]:
 def _cut(run: RunUnits, experts: int) -> list[int]:
     """Return the number of units of each piece of a run: a run of shared experts is one piece.
 
-    A run of routed experts is cut at the end of each expert; the model has `experts` of them.
+    A run of routed experts is cut at the end of each expert; `experts` is the number of the model's experts.
     """
     if run.name == "shared":
         return [len(run.units)] if len(run.units) else []
@@ -67,7 +67,7 @@ def _cut(run: RunUnits, experts: int) -> list[int]:
 
 
 class ChunkTable:
-    """A `scheduler.weights.Hold` of a whole block. It combines the holds of the block's parts."""
+    """A context manager that holds a whole block: it combines the holds of the block's parts."""
 
     def __init__(self, holds: Sequence[Hold], table: Sequence[TableEntry]) -> None:
         """Create a hold of all parts.

@@ -64,9 +64,9 @@ def _answers(sizes: MicroBatchLimits, batch: Batch) -> list[I64]:
 
 
 def _least_parts(sizes: MicroBatchLimits, batch: Batch) -> int:
-    """Return the least number of micro-batches of a decode step such that the KV pages of each are within the limit.
+    """Return the least number of micro-batches of a decode step such that no micro-batch needs too many KV pages.
 
-    Every sequence is counted with as many pages as the longest one has.
+    The limit is `sizes.pages`. Every sequence is counted with as many pages as the longest one has.
     """
     if not (sizes.pages and sizes.limit_decode):
         return 1
@@ -75,9 +75,10 @@ def _least_parts(sizes: MicroBatchLimits, batch: Batch) -> int:
 
 
 def _prompts(sizes: MicroBatchLimits, batch: Batch) -> Iterator[I64]:
-    """Yield the token indices of each micro-batch of a prompt step: consecutive tokens, at most `sizes.chunk` of them.
+    """Yield the indices in the step of each micro-batch's tokens, for a prompt step.
 
-    While a micro-batch needs more KV pages than `sizes.pages`, its number of tokens is halved.
+    A micro-batch has consecutive tokens, at most `sizes.chunk` of them. While a micro-batch needs more KV pages than
+    `sizes.pages`, its number of tokens is halved.
     """
     begin, tokens = 0, len(batch.positions)
     while begin < tokens:

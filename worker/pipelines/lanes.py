@@ -57,7 +57,7 @@ class BatchLanes:
         return self._adding.start(lambda: call(self.host.kernels))
 
     def transfer_activations(self, nbytes: int, up: bool) -> Event:
-        """Start a transfer of `nbytes` bytes of activations, to the accelerator if `up`, else from it.
+        """Start a transfer of `nbytes` bytes of activations: to the accelerator if `up` is True, else from it.
 
         Return an event that is done when the transfer has ended. On devices whose kernels copy inputs and results
         themselves, transfer nothing and return an event that is done.

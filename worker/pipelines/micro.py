@@ -115,6 +115,5 @@ class QueuedMicroBatch(MicroBatch):
         self._moves.append(self._lanes.add(call))
 
     def _discard(self, kernels: Kernels | None = None) -> None:
-        """Discard the prepared inputs and the routing of the block."""
         self._ready.clear()
         self._routing = None

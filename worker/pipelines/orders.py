@@ -108,13 +108,11 @@ def _before(place: Place) -> Iterator[Task]:
 
 
 def _outputs(place: Place) -> Iterator[Task]:
-    """Yield the task that computes the output of an attention block."""
     layer, part = place
     yield Task(part, layer[0], Phase.OUTPUT)
 
 
 def _others(place: Place) -> Iterator[Task]:
-    """Yield the sum of an attention block and all tasks of the other blocks of its layer."""
     layer, part = place
     yield Task(part, layer[0], Phase.SUM)
     yield from _neurons(place)
@@ -122,7 +120,7 @@ def _others(place: Place) -> Iterator[Task]:
 
 
 def _neurons(place: Place) -> Iterator[Task]:
-    """Yield the tasks of the blocks after attention in a place's layer, except the sum of the last one."""
+    """Yield the tasks of the blocks that follow attention in a place's layer, without the sum of the last block."""
     (_, *others), part = place
     for block in others:
         yield from (Task(part, block, phase) for phase in Phase if phase is not Phase.SUM or block != others[-1])

@@ -75,7 +75,7 @@ def reassemble(rows: Sequence[I64], parts: Sequence[F32]) -> F32:
 
 
 def set_visit_counts(found: Sequence[Visit], holds: Mapping[int, list[LongHold]]) -> None:
-    """Tell the holds of each block how often the coming step will enter them, so that they know when to release.
+    """Set in each hold how many `with` statements of the coming step will enter it, so that it knows when to release.
 
     Args:
         found: all visits of the step, in order. A visit without jobs (only sums) needs no weights and is not counted.

@@ -155,7 +155,7 @@ class BatchAttention(AttentionSegment):
         return self.launch(output)
 
     def _attend_on_card(self, phases: Phases, data: Bytes, part: QueuedMicroBatch, take: Take) -> Pending[F32]:
-        """Start all phases on the accelerator; heads that are already projected are not projected again."""
+        """Start all phases on the accelerator, or only those after the projection if heads are projected already."""
         heads = part.phase_results.pop(self, None)
         with ExitStack() as held:
             attending: list[tuple[HeadRange, Paged]] = []

@@ -61,7 +61,10 @@ class PageNumbers:
 
 @dataclass(frozen=True)
 class _Save:
-    """A save of one layer's `pages`, numbered as in host memory. `ended.wait()` returns the ended transfer."""
+    """A save of one layer's `pages`, numbered as in host memory.
+
+    `ended.wait()` returns the ended transfer.
+    """
 
     pages: frozenset[int]
     ended: "Pending[QueuedTransfer]"
@@ -164,9 +167,9 @@ class VisitingPages:
         self._ahead.clear()
 
     def _load(self, layer: int, number: int) -> PageBuffer:
-        """Load a visit's pages into the least recently used buffer.
+        """Load a visit's pages into the least recently used buffer, and return the buffer.
 
-        The load waits for the saves from that buffer, and for the saves of the same pages.
+        The load waits for earlier saves from that buffer, and for saves of the same pages.
         """
         room = self._rooms.pop(0)
         self._rooms.append(room)
@@ -195,7 +198,7 @@ class VisitingPages:
         return self._queue.submit("kv save", f"KV {layer}, micro-batch saved", save)
 
     def _copy_in(self, layer: int, room: PageBuffer, pages: list[int]) -> None:
-        """Gather pages in host memory and copy them to the accelerator at once.
+        """Gather the KV pages `pages` in the host's buffer, and copy them to the accelerator at once.
 
         Many small copies would be slow.
         """
@@ -239,10 +242,9 @@ def _bytes(array: npt.NDArray[np.generic]) -> Bytes:
 
 
 class _Nothing(QueuedTransfer):
-    """A save of no pages, which has already ended: the last save of a buffer from which nothing is being saved."""
+    """A save of no pages, which has ended already. It is the last save of a buffer that no pages were saved from."""
 
     def __init__(self) -> None:
-        """Create the transfer and run it."""
         super().__init__("kv save", "nothing", _no_call, ())
         self.run()
 
@@ -256,7 +258,6 @@ def _nothing_to_save() -> QueuedTransfer:
 
 
 def _ended(ended: "Pending[QueuedTransfer]") -> Exception | None:
-    """Wait for a save and return its error, or None."""
     try:
         ended.wait().wait()
     except Exception as error:  # noqa: BLE001 - the next step raises it if the save was of an earlier step

@@ -1,4 +1,4 @@
-"""Checks of the runs and vectors of attention blocks and of blocks of experts in a plan from the master.
+"""Checks of the runs and vectors of blocks in a plan from the master.
 
 `worker.plan.checks` calls these functions.
 """
@@ -72,9 +72,9 @@ def holds_key_heads(assign: Assign, block: BlockPlan) -> bool:
 
 
 def lacks_latent(config: ModelConfig, names: list[str]) -> bool:
-    """Return True if the norm of a latent vector is missing from `names`, the names of an attention block's vectors.
+    """Return True if an attention block lacks the norm of a latent vector that the model has.
 
-    Return False if the model has no latent vector.
+    `names` are the names of the block's vectors.
     """
     wanted = {"latent.norm": config.latent, "q_latent.norm": config.query_rank}
     return any(there and name not in names for name, there in wanted.items())

@@ -257,7 +257,7 @@ def layer_pages_bytes(plan: NodePlan, kv_heads: int | None = None) -> int:
 
 
 def _forced(options: OffloadOptions) -> tuple[Place | None, Place | None]:
-    """Return where prompts must be computed, and where single tokens must be, as `--crossover` says.
+    """Return the devices that `--crossover` prescribes for prompts and for single tokens.
 
     Both are None if the user did not give `--crossover`.
     """
@@ -267,7 +267,7 @@ def _forced(options: OffloadOptions) -> tuple[Place | None, Place | None]:
 
 
 def _segment_work(plan: NodePlan, piece: NodeSegment) -> SegmentWork:
-    """Return the work of one piece for the cost model: its bytes, its weights and its keys and values.
+    """Return the work of one piece for the cost model: its bytes, its weights, and its keys and values.
 
     The bytes are rounded up to whole pages of memory, except for experts, of which a token uses only a part.
     """

@@ -102,7 +102,10 @@ def check_step(step: Step, hidden: int, longest: int, first: bool, per_layer: in
 
 
 def _faults(assign: Assign) -> Iterator[Fault]:
-    """Yield a message for each fault in a plan. Each check relies on the ones before it, so stop at the first fault."""
+    """Yield a message for each fault in a plan, or None for each passed check.
+
+    Each check relies on the ones before it, so stop at the first fault.
+    """
     yield from _config_faults(assign.config)
     yield from _option_faults(assign.options)
     yield from _group_faults(assign)
@@ -230,9 +233,9 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
 
 
 def _layer_faults(kinds: Sequence[BlockKind], parallel_experts: bool) -> Iterator[Fault]:
-    """Yield a message for each fault in a layer's blocks.
+    """Yield a message for each fault in the kinds of a layer's blocks.
 
-    Only the first may be attention, as KV pages are per layer.
+    Only the first block may be attention, because each layer has one set of KV pages.
     """
     yield _outside("the number of a layer's blocks", len(kinds), 1, _MOST_BLOCKS)
     wanted = not parallel_experts or tuple(kinds[1:]) == ("ffn", "experts")

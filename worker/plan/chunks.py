@@ -68,7 +68,7 @@ def _layer(layer: NodeLayer, room: float, chunking: Chunking) -> Iterator[tuple[
 
 
 def _cut(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
-    """Divide a block into the units that fit into `room` bytes, and the others. Attention is not cut."""
+    """Divide a block into the units that fit into `room` bytes, and the others. Attention blocks are not divided."""
     if block.nbytes <= room + 1:
         return block.runs, ()
     if block.kind == "experts":
@@ -108,7 +108,6 @@ def in_chunks(runs: Sequence[RunUnits], size: int) -> Iterator[Runs]:
 
 
 def _sorted(runs: Sequence[RunUnits]) -> tuple[Runs, Runs]:
-    """Return the runs of shared experts that have units, and the runs of routed experts."""
     shared = tuple(run for run in runs if run.name == "shared" and len(run.units))
     return shared, tuple(run for run in runs if run.name == "neuron")
 

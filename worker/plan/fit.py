@@ -187,10 +187,10 @@ def kernel_room(node: NodePlan) -> CardMemoryNeed:
 
 
 def _passing(node: NodePlan) -> int:
-    """Return how many arrays as large as the hidden states x of a step exist in addition to those of computing.
+    """Return how many arrays as large as a step's hidden states x exist in addition to those of computing.
 
-    They are buffers of sums, a partial result if blocks are cut into tiles, and messages with x. The master queues x
-    for each worker until the first sum. A worker has the frame that ZeroMQ received, and a copy. Between stages x is
+    They are the buffers of sums, a partial result if blocks are cut into tiles, and messages with x. The master queues
+    x for each worker until the first sum. A worker has the frame that ZeroMQ received, and a copy. Between stages x is
     sent, or received, as a copy and as a frame.
     """
     tiled = len(tiles(node)) > len(node.blocks)

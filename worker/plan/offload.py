@@ -299,7 +299,7 @@ class OffloadPlan:
 
     @cached_property
     def _passing(self) -> list[list[int]]:
-        """The streamed pieces of each layer that has any."""
+        """Numbers of the streamed pieces of each layer that has any."""
         found: dict[int, list[int]] = {}
         for piece in self.streamed_pieces:
             found.setdefault(self.pieces[piece].block.layer, []).append(piece)

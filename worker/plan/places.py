@@ -70,7 +70,7 @@ def _fed(piece: NodeSegment, whole: NodeSegment, number: int) -> StreamedRange:
 
 
 def _gathered(block: tuple[NodeSegment, ...]) -> tuple[NodeSegment, ...]:
-    """Return a block of experts as one segment whose parts lie in several places; any other block is returned as is.
+    """Return a block of experts as one segment whose parts lie in several places; return any other block unchanged.
 
     One kernel call then computes all experts, wherever they lie.
     """

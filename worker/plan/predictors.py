@@ -87,7 +87,7 @@ def _fault(assign: Assign, one: PredictorPlan) -> str | None:
 
 
 def _neurons(assign: Assign, layer: int) -> int:
-    """Return how many neurons of a layer's dense feed-forward block this node has, without padding; -1 if none."""
+    """Return the number of this node's neurons in a layer's dense feed-forward block, without padding; -1 if none."""
     found = (one.blocks for one in assign.layers if one.number == layer)
     for block in (assign.blocks[index] for index in next(found, ())):
         if block.kind == "ffn":

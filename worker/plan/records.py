@@ -129,14 +129,14 @@ def read_by_neuron(case: Case) -> Candidate[RecordPlan] | None:
 
 
 def _predicted(plan: NodePlan, blocks: Sequence[NodeBlock]) -> bool:
-    """Return True if every neuron in `blocks` can be predicted, and can be read without the others."""
+    """Return True if the plan has predictors for all neurons of `blocks`, and each neuron can be read by itself."""
     predicted = {one.layer for one in plan.predictors}
     by_records = all(len(block.runs) == 1 and block.runs[0].layout.layout == "record" for block in blocks)
     return plan.options.sparsity != "off" and bool(blocks) and by_records and predicted >= {b.layer for b in blocks}
 
 
 def _tiles(block: NodeBlock) -> list[NodeSegment]:
-    """Cut a block of neurons into small tiles, since a large ring would leave less memory for slots.
+    """Cut a block of neurons into small tiles, because a large ring would leave less memory for slots.
 
     Attention and empty blocks stay whole.
     """
@@ -155,7 +155,7 @@ def _placement(segments: Sequence[NodeSegment], sizes: Sequence[int]) -> Placeme
 
 
 def _draft(block: NodeBlock, frequency: npt.NDArray[np.float64], held: Sequence[HeldBlock]) -> RecordLayer:
-    """Describe a layer's neurons, still without slots. The padding of its last unit has the frequency 0."""
+    """Return the description of a layer's neurons with 0 slots; neurons that pad the last unit get the frequency 0."""
     (run,) = block.runs
     extent = NodeSegment(block, block.runs).extent(held)
     padded = np.pad(frequency, (0, len(run.units) * run.layout.width - len(frequency)))
@@ -163,7 +163,7 @@ def _draft(block: NodeBlock, frequency: npt.NDArray[np.float64], held: Sequence[
 
 
 def _with_slots(drafts: dict[int, RecordLayer], room: int) -> dict[int, RecordLayer]:
-    """Return the layers with slots, in whole units, for `room` bytes.
+    """Return the layers with as many slots, in whole units, as `room` bytes allow.
 
     Layers get slots in proportion to the bytes that a token is expected to activate, at most one for each neuron.
     """

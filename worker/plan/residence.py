@@ -117,9 +117,7 @@ def memory_with_window(plan: NodePlan, tables: Tables | None, window: int, retai
 
 
 def _with_host_window(case: Case, offload: OffloadPlan) -> tuple[HostWindow, OffloadPlan, Places]:
-    """Plan the host's window for the pieces that are not on accelerators.
-
-    Return the window, `offload` adapted to it, and the places of all segments.
+    """Return the host's window for the pieces that are not on accelerators, the adapted `offload`, and all places.
 
     Raises:
         PlanError: if these pieces do not fit into the node's memory.

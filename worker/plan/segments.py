@@ -81,7 +81,6 @@ class NodeSegment:
 
     @property
     def _offset(self) -> int:
-        """Bytes of the node's units in the block that come before the segment's."""
         return 0 if self.whole else _begin(self.block, self.runs[0])
 
     def pieces(self, held: Sequence[HeldBlock]) -> list[Extent]:
@@ -207,7 +206,7 @@ def _united(one: NodeSegment, other: NodeSegment) -> NodeSegment:
 
 
 def _source(block: NodeBlock, part: RunUnits) -> RunUnits:
-    """Return the run of the block that `part` was cut from."""
+    """Return the run of the block from which `part` was cut."""
     return next(
         run
         for run in block.runs

@@ -35,7 +35,7 @@ class Announcer:
         self._thread.join(_STOP_S)
 
     def _keep(self) -> None:
-        """Announce the worker, and again each time the addresses of this machine change."""
+        """Announce the worker until `close`, and again each time the addresses of this machine change."""
         announced: Sequence[str] = ()
         while not self._over.is_set():
             hosts = _hosts(self._host)
@@ -71,7 +71,7 @@ class Announcer:
         )  # fmt: skip
 
     def _withdraw(self) -> None:
-        """Withdraw the announcement, and ignore failures: the machine may have lost the addresses that it announced."""
+        """Withdraw the announcement; only log a failure, because the machine may have lost the announced addresses."""
         network, self._network = self._network, None
         try:
             if network is not None:

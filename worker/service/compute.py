@@ -213,7 +213,7 @@ class Compute:
             self._run(job)
 
     def _load_plan(self, assign: Assign) -> None:
-        """Load the shard of a new plan, and fetch missing units from the master."""
+        """Load the units of a new plan, fetch missing ones from the master, and build the node."""
         self._close_node()
         reset_peak()
         self.phase = "load"
@@ -292,7 +292,7 @@ class Compute:
             raise CancelledError("the plan is over")
 
     def _keep_waiting(self, rank: int) -> bool:
-        """Return True to keep waiting for the peer `rank`: only the master decides that a node is lost.
+        """Return True, so that the node keeps waiting for the peer `rank`: only the master decides that a node is lost.
 
         Raises:
             CancelledError: if the master has ended the plan.
@@ -316,7 +316,6 @@ class Compute:
         self._post(Failure(*plan, plain(node), plain(message, SENTENCE_CHARACTERS) or "unknown failure"))
 
     def _close_node(self) -> None:
-        """Release the node's memory, connections and shards."""
         node, self._node, self._ready = self._node, None, None
         if node is not None:
             self._ticks += node.progress
@@ -328,7 +327,7 @@ class Compute:
 
     @staticmethod
     def _close_or_log(close: Callable[[], None]) -> None:
-        """Call `close`, and only log its errors: the next plan opens its own resources."""
+        """Call `close`; log its errors instead of raising them, because the next plan opens its own resources."""
         try:
             close()
         except Exception:

@@ -162,7 +162,6 @@ class Daemon:
             self._dropped += 1
 
     def _all_dropped(self) -> int:
-        """Return how many messages the control and weights planes dropped as malformed, stale or unexpected."""
         return self._dropped + self._control.stats.malformed + self._weights.stats.malformed
 
     def _dispatch(self, peer: bytes, message: object) -> None:
@@ -224,9 +223,9 @@ class Daemon:
         self._answer(peer, hello)
 
     def _moved(self, join: Join) -> bool:
-        """Return True if `join` comes from the current master, but over a new connection, since the old one is dead.
+        """Return True if `join` comes from the current master over a new connection, and the old connection is silent.
 
-        This happens if this machine has moved to another network.
+        This happens if the master's or this machine has moved to another network.
         """
         caller = (join.session, self._control.key)
         return (
@@ -261,7 +260,7 @@ class Daemon:
             self._dropped += 1
 
     def _keep(self) -> None:
-        """Send the master a heartbeat, less often if it is silent; leave a master that was silent for a day."""
+        """Send the master a heartbeat, less often while it is silent; leave a master that was silent for a day."""
         self._beats += 1
         self._gate.update()
         if self._lease.has_expired():
@@ -270,7 +269,9 @@ class Daemon:
             self._beat()
 
     def _lock_out(self) -> None:
-        """Close all connections of revoked keys. If a key of the master or its nodes was revoked, leave the master."""
+        """Close all connections of revoked keys; leave the master if its key, or that of one of its nodes, was
+        revoked.
+        """
         policy = self._net.policy
         keys = (self._master.key, *self._master.node_keys) if self._master else ()
         if self._master and (gone := next((key for key in keys if policy.any_refused({key})), b"")):
@@ -286,7 +287,7 @@ class Daemon:
             self._beat()
 
     def _yield(self, other: str) -> None:
-        """Leave the silent master for the master named `other`, and send the silent one a message about it."""
+        """Leave the silent master for the master named `other`, and tell the silent one the reason."""
         if self._master is not None:
             self._answer(self._master.identity, Refuse(__version__, self._master.session, "in use", other))
         self._leave("it is silent, and another master calls")
@@ -321,7 +322,7 @@ class Daemon:
         self._compute.put(Abort(master.session, master.epoch))
 
     def _answer(self, peer: bytes, message: object) -> bool:
-        """Send a message to `peer`; drop it if the queue is full. Return False if there is no connection any more."""
+        """Send a message to `peer`, or drop it if the queue is full; return False if the connection is gone."""
         try:
             self._control.offer(message, peer)
         except UnreachableError:
@@ -345,10 +346,10 @@ class Daemon:
             self._outbox.popleft()
 
     def _delivered(self, message: object) -> bool:
-        """Send a message of the compute thread. Return True if it was sent, or dropped because nothing can take it.
+        """Send a message of the compute thread; return False if it must be tried again.
 
-        Return False if it must be tried again. It is dropped if its plan has ended, if the master's connection is gone,
-        or if too many messages wait.
+        Return True if the message was sent or dropped. It is dropped if its plan has ended, if the master's connection
+        is gone, or if too many messages wait.
         """
         master = self._master
         plan = (getattr(message, "session", 0), getattr(message, "epoch", 0))

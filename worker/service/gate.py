@@ -76,7 +76,7 @@ class ConnectionLimit:
 
 
 def _limits() -> tuple[int, int]:
-    """Return the soft and the hard limit on the process's descriptors.
+    """Return the soft and the hard limit on the number of the process's descriptors.
 
     If they are equal, lower the soft limit first. It is raised again while no connections are accepted.
     """

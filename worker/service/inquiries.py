@@ -85,7 +85,6 @@ def _host(address: str) -> str:
 
 
 def _try(address: str, reached: list[str]) -> None:
-    """Append `address` to `reached` if it accepts a connection."""
     try:
         host, port = split_address(address)
         socket.create_connection((host.strip("[]"), port), _CONNECT_S).close()

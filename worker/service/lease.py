@@ -21,7 +21,7 @@ class Lease:
         self._heard_at = since_boot()
 
     def may_be_replaced(self) -> bool:
-        """Return True if another master may take this worker, since this one has been silent for `YIELD_S` seconds.
+        """Return True if the master has been silent for `YIELD_S` seconds, so that another master may take this worker.
 
         Time in which this machine was asleep does not count.
         """

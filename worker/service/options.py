@@ -61,7 +61,10 @@ class Ports:
 
 @dataclass
 class ServedMaster:
-    """The master that the worker serves. It plans with `profile`, the description of this machine that it got."""
+    """The master that the worker serves.
+
+    `profile` is the description of this machine that the master got and plans with.
+    """
 
     identity: bytes
     session: int

@@ -156,7 +156,9 @@ class ShardCache:
         os.close(self._writer)
 
     def _complete(self, block: NodeBlock) -> HeldBlock | None:
-        """Return the image of `block` if it exists and is sound. A damaged image becomes a partial image."""
+        """Return the image of `block` if it exists and is sound; a damaged image becomes a partial one, and None is
+        returned.
+        """
         path = self._path(block)
         stamp = _stamp(path, image_token(block))
         if stamp is None:
@@ -227,10 +229,10 @@ class ShardCache:
             )
 
     def _require_space(self, blocks: Sequence[NodeBlock]) -> None:
-        """Remove unused images until the missing images of `blocks` are within the limit of the cache.
+        """Remove unused images until the missing images of `blocks` fit within the limit of the cache.
 
         Raises:
-            WeightsError: if the disk has too little free space for them even then.
+            WeightsError: if the disk then still has too little free space for the missing images.
         """
         needed = _total(block for block in blocks if not self._path(block).exists())
         needed -= sum(_allocated(self._partial_path(block)) for block in blocks)
@@ -259,7 +261,7 @@ class ShardCache:
             ) from error
 
     def _save(self) -> None:
-        """Save the list of checked images if it has changed, without the files that no longer exist."""
+        """Save the list of checked images if it has changed, without images whose files are gone."""
         if self._checked == self._saved:
             return
         self._checked = {key: stamp for key, stamp in self._checked.items() if self._exists(key)}
@@ -275,7 +277,7 @@ class ShardCache:
 
 
 def _stamp(path: Path, token: str) -> list[int | str] | None:
-    """Return a value that changes when the file or its `token` changes; None if there is no file."""
+    """Return a value that changes when the file or `token` changes; None if there is no file."""
     try:
         found = path.stat()
     except OSError:

@@ -73,7 +73,7 @@ def _shards(cache: Path) -> Iterator[Entry]:
 def _pack_names(cache: Path) -> dict[str, str]:
     """Return the name of the pack that has each block, by the block's id.
 
-    A shard image says only the id of its block, so this is how its model is found.
+    A shard image has only the id of its block, so its model is found by this name.
     """
     packs = cache / "packs"  # a pack may contain renumbered packs
     found = (path for form in ("[!.]*", "[!.]*/[!.]*") for path in packs.glob(f"{form}/*.safetensors"))

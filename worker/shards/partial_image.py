@@ -177,7 +177,7 @@ def out_of_disk(root: Path, needed: int, free: int | None = None) -> WeightsErro
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Reserve the space of the file now, if the file system supports it."""
+    """Reserve space for the file, if the file system supports it, so that a full disk shows now."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:

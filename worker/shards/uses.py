@@ -79,7 +79,7 @@ def keys_in_use(root: Path, but: Path | None = None) -> set[str]:
 
 
 def _keys(path: Path) -> set[str]:
-    """Return the keys in one process's file. If the process has ended, remove the file and return no keys."""
+    """Return the keys in one process's file; if that process has ended, remove the file and return no keys."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -63,7 +63,7 @@ class DemandFfn:
         return self.launch(lambda: self._compute(part))
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
-        """Raise TpiError: a chain cannot wait for reads, so these neurons cannot be part of one."""
+        """Raise TpiError, because a chain of blocks cannot wait for neurons to be read."""
         raise TpiError("neurons that are read on demand cannot be part of a chain; run them block by block")
 
     def choose(self, part: MicroBatch) -> NeuronChoice | None:
@@ -80,7 +80,7 @@ class DemandFfn:
 
     @cached_property
     def _slots(self) -> FfnSpec:
-        """The feed-forward network of all slots, without biases."""
+        """Description of a feed-forward network whose neurons are the slots, without biases."""
         neuron = self.spec.neuron
         units = self._opened.layer.slots // neuron.width
         return replace(self.spec, neuron=replace(neuron, units=units), gate_bias=None, up_bias=None)
@@ -90,7 +90,9 @@ class DemandFfn:
         return self.tier.layers[self.number]
 
     def _spec_of(self, active: I32, slots: I32) -> FfnSpec:
-        """Return the network of the slots, with the biases of the neurons `active` placed at their `slots`."""
+        """Return the description of the slots' network, with the biases of the neurons `active` placed at their
+        `slots`.
+        """
         given = self.spec
         if given.gate_bias is None and given.up_bias is None:
             return self._slots

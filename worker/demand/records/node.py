@@ -94,9 +94,9 @@ class DemandNeurons:
             self._plan.disk.close()
 
     def _change_over(self, by_neurons: bool) -> None:
-        """Give the memory to slots if `by_neurons`, else to the plain window.
+        """Give the memory to slots of single neurons if `by_neurons` is True, else to the plain window.
 
-        Do nothing if the memory is already used so.
+        Do nothing if the memory is already used in this way.
         """
         plain = self._plan.plain_placement
         if by_neurons == self._by_neurons or plain is None:
@@ -108,7 +108,7 @@ class DemandNeurons:
         self._by_neurons = by_neurons
 
     def _prefetch(self, layer: int, choice: NeuronChoice) -> None:
-        """Prefetch the neurons `choice` of a later layer."""
+        """Start to read the neurons `choice` of a later layer, if the layer has slots for all of them."""
         records = self._records.get(layer)
         if records is not None and records.has_slots_for(len(choice.active)):
             self.tier.expect(records.number, choice.active)

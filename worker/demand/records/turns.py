@@ -17,9 +17,10 @@ TURN, WARM, TURNS_EACH = 8, 3, 2  # steps of a turn; steps at its start that are
 
 
 class TurnsJudge(SparsityJudge):
-    """The judge that lets the plain window and neurons on demand take turns, and then picks the faster one.
+    """The judge that runs short steps in two ways in turn, and then picks the faster one.
 
-    Used by one thread. All nodes of a group count the same steps, so they change over together.
+    One way is the plain window, the other is neurons on demand. One thread uses the judge. All nodes of a group count
+    the same steps, so they change over together.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class TurnsJudge(SparsityJudge):
         self.start()
 
     def faster(self) -> bool:
-        """Return True if the median step of the compared size was faster with neurons on demand."""
+        """Return True if, among the compared steps, the median step was faster with neurons on demand."""
         return median(self._timed[self.size, True]) < median(self._timed[self.size, False])
 
     def start(self) -> None:
@@ -76,7 +77,8 @@ class TurnsJudge(SparsityJudge):
         return "; ".join(filter(None, [self.skipped(trying=not said), *said]))
 
     def _count(self, size: int) -> None:
-        """Count a finished short step of the size class `size`, and pick the faster way once its turns are complete.
+        """Count a finished short step of the size class `size`; pick the faster way when both have had all of their
+        turns.
 
         If another size has become the most frequent lately, compare steps of that size from now on.
         """

@@ -81,7 +81,7 @@ def open_weights(
 class _Opening:
     """The windows, rings, resident segments and pages of a node, opened one after the other.
 
-    One of the public methods then combines them into the node's weights; which one depends on the node's mode.
+    One of the public methods then combines them into the node's weights. The node's mode determines which method.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class _Opening:
         self.sparse = self._chosen()
 
     def dense(self) -> OpenedWeights:
-        """Return weights of which every unit is computed."""
+        """Return the weights of a node that computes every unit of each block."""
         places, offload = self._residence.places, self._residence.offload
         long = arrange(places.long, self._sources.of(short=False), self._open)
         alike = places.short == places.long
@@ -118,14 +118,18 @@ class _Opening:
         return OpenedWeights(weights, self._link)
 
     def with_neurons_chosen(self, sparse: "SparseNode") -> OpenedWeights:
-        """Return weights in the host's window, of which only the neurons that `sparse` predicts are computed."""
+        """Return the weights of a node that holds them in the host's window, and computes only neurons that `sparse`
+        predicts.
+        """
         long = arrange(self._residence.places.long, self._sources, self._open, waits=True)
         if self._window.kept is not None:
             sparse.measure(long)
         return OpenedWeights(Weights(self._window, long, steps=sparse), sparse=sparse)
 
     def with_experts_fetched(self, slots: "HostSlots") -> OpenedWeights:
-        """Return weights whose routed experts are loaded on demand, into a cache; the other weights are dense."""
+        """Return the weights of a node that loads routed experts on demand into a cache, and computes all other
+        units.
+        """
         from worker.demand.fetched import DemandExperts
 
         reads, disk, verify = self._window.reads, self._residence.disk, self._plan.options.verify_weights
@@ -135,7 +139,9 @@ class _Opening:
         return OpenedWeights(Weights(self._window, arrangement, steps=fetched), fetched=fetched)
 
     def with_neurons_read(self, records: "RecordPlan") -> OpenedWeights:
-        """Return weights whose predicted active neurons are read from disk one by one, into the slots of `records`."""
+        """Return the weights of a node that reads predicted active neurons from disk one by one, into the slots of
+        `records`.
+        """
         assert self.sparse is not None  # a plan that reads single neurons has predictors
         streamed = self._streamed(records, self.sparse)
         tiles = parts(self._residence.places.long, self._sources, self._open)
@@ -152,10 +158,7 @@ class _Opening:
         return self._stack.enter_context(closing(opened))
 
     def _chosen(self) -> "SparseNode | None":
-        """Open the predictors of the host's active neurons.
-
-        Return None without predictors, or if the predictors are on accelerators.
-        """
+        """Return the opened predictors of active neurons; None if there are none, or if they are on accelerators."""
         if not self._plan.predictors or self._link is not None:
             return None
         from worker.neurons.sparse import open_sparse
@@ -180,7 +183,6 @@ class _Opening:
         return streamed
 
     def _open(self, segment: NodeSegment) -> Segment:
-        """Return `segment` in the form that its device computes."""
         block, device = segment.block, self._devices[segment.device]
         runs = [(run.layout, run.units) for run in segment.runs]
         name = f"{block.name}{ON}{device.name}" if segment.device > 1 else block.name

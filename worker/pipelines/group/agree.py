@@ -60,8 +60,9 @@ def agree(members: Sequence[GroupMember], sums: SumCost | None = None, batch: in
 def group_prefers(members: Sequence[GroupMember]) -> bool:
     """Return True if the roofline model predicts that batches on the accelerators make this group faster.
 
-    It is False if the group has no accelerators, or if one of them cannot or may not compute batches. Else it is True
-    if, in the fastest policies or in some that are at most 1% slower, every accelerator computes feed-forward neurons.
+    The result is False if the group has no accelerators, or if one of them cannot or may not compute batches. Else it
+    is True if every accelerator computes feed-forward neurons in the fastest policies, or in policies that are at most
+    1% slower.
     """
     return bool(_preferred(members, group_problems(members)[1]))
 
@@ -125,7 +126,7 @@ def group_problems(members: Sequence[GroupMember], sums: SumCost | None = None) 
 
 
 def _problem(member: GroupMember, chunk: int, sums: SumCost) -> BatchProblem:
-    """Return the input of the roofline model for one node, with the group's shared settings still open."""
+    """Return the roofline problem of one node; the batch size and the number of micro-batches are left open."""
     options = replace(member.plan.options, batch=GroupBatch(1, 1, True, chunk))
     asked = batch_problem(replace(member.plan, options=options), member.machine, member.options, member.tables)
     return replace(asked, limits=replace(asked.limits, batch=None, micro_batches=None), sums=sums)

@@ -109,7 +109,7 @@ def planned(case: Case, chunking: Chunking | None = None) -> Candidate[BatchSett
 
 
 def _within(case: Case, found: Candidate[BatchSettings]) -> Candidate[BatchSettings]:
-    """Return `found` with fewer resident weights or KV heads if rounding to pages and units makes it too large.
+    """Return `found`, with fewer resident weights or KV heads if rounding to pages and units makes it too large.
 
     Raises:
         PlanError: if nothing is left to remove; names the `--gpu-memory` that would suffice.
@@ -130,7 +130,7 @@ def _bytes(found: Candidate[BatchSettings]) -> int:
 
 
 def _less(case: Case, found: Candidate[BatchSettings], nbytes: int) -> BatchPolicy | None:
-    """Return a policy that keeps fewer bytes on the accelerator than the policy of `found`.
+    """Return a policy with fewer bytes resident on the accelerator than the policy of `found`.
 
     Remove `nbytes` bytes of resident weights, or, if no weights are resident, one resident KV head. Return None if
     nothing is left that may be removed.

@@ -129,9 +129,7 @@ def from_memory(case: Case) -> Candidate[CardSlots] | None:
 def _made(
     case: Case, problem: Problem, pieces: tuple[NodeSegment, ...], work: ExpertWork, found: DemandForecast
 ) -> tuple[OffloadPlan, CardSlots]:
-    """Return the plan in which only `pieces` without routed experts are resident, and the sizes of its slots.
-
-    The number of slots in the result is still 0.
+    """Return the plan in which only `pieces` without routed experts are resident, and its settings with 0 slots.
 
     Args:
         case: the node to plan for.
@@ -181,7 +179,7 @@ def hit_rate_of(routing: bytes, keys: Sequence[Key]) -> HitRate:
 
 
 def _refusal(case: Case) -> str:
-    """Return the error message for `--pipeline demand`: the reason why it is not possible, and the way out."""
+    """Return the error message for `--pipeline demand`: the reason why it is not possible, and what to do."""
     plan, machine, options = case.plan, case.machine, case.options
     assert machine is not None  # it has an accelerator
 
@@ -207,7 +205,7 @@ def _refusal(case: Case) -> str:
 
 
 def _from_disk(case: Case) -> Candidate[HostSlots] | None:
-    """Return a plan to load experts from disk on demand, if weights would otherwise stream in a cycle.
+    """Return a plan that loads experts from disk on demand, if weights would otherwise be streamed in a cycle.
 
     Return None if all weights fit, the model has no experts, or `--window` is given. Also return None if the other
     weights do not fit together with the experts that a token uses in one block.
@@ -290,7 +288,7 @@ def expert_work(plan: NodePlan) -> ExpertWork | None:
 
 
 def split_pieces(pieces: Sequence[NodeSegment]) -> Iterator[NodeSegment]:
-    """Yield all pieces in order of use, assigned to the card, with routed and shared experts in different pieces."""
+    """Yield all pieces in order of use, assigned to the card; routed and shared experts get different pieces."""
     block = None
     for piece in pieces:
         routed = tuple(run for run in piece.runs if run.name == "neuron")

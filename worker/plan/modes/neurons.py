@@ -190,9 +190,9 @@ def placed_bytes(predictor: Predictor) -> int:
 
 
 def _seconds(offload: OffloadPlan, arenas: NeuronArenas) -> tuple[float, float]:
-    """Return the expected seconds of the prompt and those of the answer.
+    """Return the expected seconds of the request's prompt, and those of its answer.
 
-    In the prompt the host computes all neurons. In the answer only active neurons are computed, on both sides.
+    For the prompt, the host computes all neurons. For the answer, both sides compute only active neurons.
     """
     problem = offload.problem
     prompt = forecast(problem, offload.chosen).ttft

@@ -141,9 +141,9 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
 def _measure(
     session: Session, engine: EngineThread, prompt: list[int], limits: AnswerLimits, drafts: bool = False
 ) -> tuple[Answer, Span]:
-    """Generate one answer without the prefix cache; return it with the nodes' totals before and after its decoding.
+    """Generate one answer without the prefix cache; return it, and the nodes' totals before and after its decoding.
 
-    With `drafts`, steps also run drafted tokens, if the deployment allows it.
+    With `drafts`, steps also run drafted tokens, if the deployment allows drafts.
     """
     session.engine.drafts = drafts
     greedy, alone = Sampler(Sampling(temperature=0)), Client(salt=token_bytes(8))
@@ -186,7 +186,7 @@ def _json(fields: dict[str, Any]) -> str:
 
 
 def _cut(limit: int | None, used: int, session: Session) -> str:
-    """Return a sentence with the reason why an answer was cut, and the flag for a longer answer."""
+    """Return a sentence with the reason why an answer was cut, and the flag that allows a longer answer."""
     context, longest = session.engine.context, session.pack.config.context
     if used < context:
         return f"the answer was cut at -n {limit}: give a larger -n, or leave -n out"
@@ -196,7 +196,7 @@ def _cut(limit: int | None, used: int, session: Session) -> str:
 
 @contextmanager
 def _quiet_keyboard() -> Iterator[None]:
-    """Do not echo keys that are typed within the block; the next program at the terminal gets them.
+    """Turn off the echo of keys that are typed within the block; the next program at the terminal gets them.
 
     The terminal is restored even after SIGTERM and SIGHUP.
     """
@@ -205,7 +205,7 @@ def _quiet_keyboard() -> Iterator[None]:
 
 
 def _nothing(text: str) -> None:
-    """Ignore the text, because with --json it is part of the object."""
+    """Do nothing with the text, because with --json it is part of the object."""
 
 
 def _drafts(result: Answer) -> str:

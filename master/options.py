@@ -153,11 +153,6 @@ verbose_option = click.option(
 
 
 def _memory(text: str | None) -> int | None:
-    """Return the bytes in the text of `--memory`; None if it was not given.
-
-    Raises:
-        UsageError: if the text is not a size, or the size is 0.
-    """
     if text is None:
         return None
     size = parse_size(text, "--memory")
@@ -169,7 +164,7 @@ def _memory(text: str | None) -> int | None:
 def _try_writing(path: Path) -> None:
     """Check that the trace can be written, before the run and not at its end.
 
-    A file that this creates is removed again, so that a failed run leaves no file. A FIFO or a device is not
+    A file that this check creates is removed again, so that a failed run leaves no file. A FIFO or a device is not
     tried, because its reader would see the trial as the trace.
     """
     if path.is_fifo() or path.is_char_device():

@@ -142,7 +142,7 @@ class Session:
             self._engine.replace(deployment)
 
     def _deploy(self, shares: Sequence[float] | Split) -> Deployment:
-        """Return a deployment. If it is the first one, shorten the context to what fits into free memory.
+        """Return a deployment; if it is the first one, shorten the context to what fits into free memory.
 
         Raises:
             PlanError: if a node cannot hold its part, or the context that fits is too short or shorter than the user's.
@@ -319,11 +319,10 @@ class Session:
         return stack.enter_context(workers).addresses
 
     def _memories(self) -> list[int]:
-        """Return the bytes that each node may use, rank 0 first."""
         return [master_memory(self.placement), *(memory_budget(hello.profile) for hello in self._cluster.hellos)]
 
     def _make_room(self, nbytes: int = 0) -> None:
-        """Make room in the cache for `nbytes` more, within its limit. Errors are ignored."""
+        """Make room in the cache for `nbytes` more, within its limit; ignore errors."""
         with suppress(OSError):
             keep_within(self.placement.cache, self.placement.cache_limit, nbytes)
 
@@ -336,7 +335,8 @@ def _with_local_memory(placement: RunOptions) -> RunOptions:
     """Return `placement` with the memory of each local node, if there are any.
 
     Raises:
-        PlanError: if the user gave no memory, and none is free. Without this check, libraries would fail later.
+        PlanError: if the user gave no memory limit, and no memory is free. Without this check, libraries would fail
+        later.
     """
     if not placement.scheduler or placement.memory:
         return placement
@@ -351,9 +351,9 @@ def _less_a_margin(context: int) -> int:
 
 
 def _too_little(placement: RunOptions, fitting: int) -> str:
-    """Return a sentence: why this machine's nodes cannot hold the model, and the way out.
+    """Return a sentence that says why this machine's nodes cannot hold the model, and what to do.
 
-    `fitting` tokens of context would fit.
+    `fitting` is the number of tokens of context that would fit.
     """
     free, nodes = f"{own_memory(placement) >> 20}MiB", placement.local + 1
     found = f"{free} of memory are free for " + (f"each of the {nodes} nodes" if placement.local else "this run")

@@ -97,7 +97,7 @@ def serve(
 
 
 def _keys(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the keys of `--api-key`, or else the environment's key, without duplicates.
+    """Return the keys of `--api-key` or, if there are none, the environment's key, without duplicates.
 
     Raises:
         UsageError: if a key has characters that an HTTP header cannot carry.

@@ -105,12 +105,11 @@ class Connections:
 
 
 class _BoundedParser(h11.Connection):
-    """h11's parser with a limit on the chunks of a body. A body with more chunks is refused as invalid HTTP."""
+    """h11's parser, which refuses a body with more than `MOST_CHUNKS` chunks as invalid HTTP."""
 
     _chunks = 0
 
     def next_event(self) -> Any:
-        """Return the next event; raise RemoteProtocolError if it is not valid HTTP or has too many chunks."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = 0
@@ -190,7 +189,6 @@ class HttpConnection(H11Protocol):
 
     @property
     def _idle(self) -> bool:
-        """True if no request is in progress."""
         return self.cycle is None or self.cycle.response_complete
 
     def _note(self) -> None:

@@ -42,7 +42,7 @@ class FormPart(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_unused(cls, data: Any) -> Any:
-        """Return `data` without the fields that change nothing. Pydantic then refuses the unknown fields."""
+        """Return `data` without the fields that change nothing; pydantic refuses the unknown fields that are left."""
         if not isinstance(data, dict):
             return data
         return {name: value for name, value in data.items() if not cls._is_unused(name, value)}
@@ -86,7 +86,6 @@ class Body(FormPart):
 
 
 def _most_entries(field: FieldInfo) -> int:
-    """Return the largest number of entries of a list or an object in this field."""
     limits = (getattr(limit, "max_length", None) for limit in field.metadata)
     return min([limit for limit in limits if limit is not None], default=MOST_VALUES)
 
@@ -180,7 +179,7 @@ def refuse(errors: Sequence[Any], body: Any) -> RequestError:
 
 
 def _truest(errors: Sequence[dict[str, Any]], body: Any, start: int) -> dict[str, Any]:
-    """Return the most relevant error. For a union, choose an error of the branch that fits the value best.
+    """Return the most relevant of pydantic's `errors`; for a union, an error of the branch that fits the value best.
 
     `start` is the number of leading location parts that earlier calls examined.
     """
@@ -213,13 +212,16 @@ def _misfit(errors: Sequence[Mapping[str, Any]], depth: int) -> tuple[int, ...]:
 
 
 def _is_mismatch(error: Mapping[str, Any]) -> bool:
-    """Return True if the value has another type than the branch."""
+    """Return True if the error says that the value has another type than the union's branch."""
     literal = error["type"] == "literal_error" and not isinstance(error.get("input"), str)
     return literal or str(error["type"]).endswith("_type")
 
 
 def _branch(location: Sequence[str | int], body: Any, start: int) -> int | None:
-    """Return the index, from `start` on, of the location part that names a union's branch and so is not in the body."""
+    """Return the index of the first location part, from `start` on, that is not in the body; None if all parts are.
+
+    Such a part is the name of a union's branch.
+    """
     here = body
     for index, part in enumerate(location):
         found = _below(here, part)

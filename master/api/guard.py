@@ -66,7 +66,6 @@ class Guard:
             request.finish()
 
     async def _checked(self, scope: Scope, receive: Receive, body: HeldBody) -> ApiFailure | None:
-        """Check a request and read its body; return the failure if it is refused."""
         if scope["state"].get("crowded"):
             return busy("too many connections are open; try again later")
         headers = Headers(scope=scope)
@@ -108,7 +107,7 @@ class Guard:
         return parts["name"] is not None and (parts["name"] in _NAMES or parts["name"] in self._access.hosts)
 
     def _key_of(self, headers: Headers) -> str:
-        """Return the key of a request, or "". If both headers have a key, prefer the valid one."""
+        """Return the API key in a request's headers, or "". If both headers have a key, prefer the valid one."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         both = (bearer.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "").strip())
         given = [one for one in both if one] or [""]
@@ -122,7 +121,7 @@ class Guard:
 
 
 class _Logged:
-    """One request with its number, which is sent in a response header and starts its lines in the log."""
+    """One request with its number, which a response header contains and each of its log lines begins with."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope, self._send = scope, send

@@ -84,12 +84,13 @@ def is_own(host: str) -> bool:
 
 
 def _bare(host: str) -> str:
-    """Return an IPv6 address without the brackets that it has in a URL."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def _sockets(host: str, port: int, tries: int = _TRIES) -> list[socket.socket]:
-    """Bind one socket for each address. If the port chosen for port 0 is in use at another address, try again."""
+    """Bind one socket for each address; if the port that was chosen for port 0 is in use at another address, try
+    again.
+    """
     try:
         return _bound(_addresses(host), port)
     except OSError as error:
@@ -101,7 +102,7 @@ def _sockets(host: str, port: int, tries: int = _TRIES) -> list[socket.socket]:
 def _bound(addresses: Sequence[tuple[int, str, int]], port: int) -> list[socket.socket]:
     """Bind a socket to each address. For port 0, all sockets get the port that the system gave the first one.
 
-    Addresses that this machine lacks are skipped if others work.
+    Addresses that this machine lacks are skipped if at least one other address works.
     """
     found: list[socket.socket] = []
     refused: OSError | None = None
@@ -143,7 +144,7 @@ def _tune(listening: socket.socket) -> None:
 
 
 def _machine_addresses() -> list[IPv4Address | IPv6Address]:
-    """Return the addresses of this machine: loopback first, then IPv4, then IPv6, without link-local ones of IPv6."""
+    """Return the addresses of this machine: loopback first, then IPv4, then IPv6, without link-local IPv6 addresses."""
     up = {name for name, figures in psutil.net_if_stats().items() if figures.isup}
     found = [
         _address(one.address)
@@ -156,7 +157,7 @@ def _machine_addresses() -> list[IPv4Address | IPv6Address]:
 
 
 def _address(text: str) -> IPv4Address | IPv6Address:
-    """Parse an IP address and drop its scope (`%eth0`), which has a meaning only on this machine."""
+    """Parse an IP address without its scope (`%eth0`), which has a meaning only on this machine."""
     return ip_address(text.partition("%")[0])
 
 
@@ -165,7 +166,6 @@ def _url(host: str, port: int) -> str:
 
 
 def _allow_files() -> None:
-    """Raise this process's limit of open files to the maximum that the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 65536)), hard))

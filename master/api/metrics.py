@@ -40,7 +40,7 @@ class ServerMetrics:
 
     @property
     def text(self) -> bytes:
-        """Return all metrics in Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
     def first_token(self, seconds: float) -> None:
@@ -82,13 +82,10 @@ class ServerMetrics:
 
 
 class _Gauges(Collector):
-    """Collector of gauges, whose values are read from the engine when the metrics are requested."""
-
     def __init__(self, engine: EngineThread, model: str) -> None:
         self._engine, self._model = engine, model
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges; the interface of prometheus_client."""
         engine = self._engine.engine
         pages, running = engine.deployment.pages, len(engine.admission.running)
         now = {

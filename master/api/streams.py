@@ -75,9 +75,9 @@ class EventStream(Response):
 
 
 async def _end(*tasks: "asyncio.Future[Any]") -> None:
-    """Cancel tasks repeatedly until they have ended.
+    """Cancel tasks again and again until all have ended, because `wait_for` can lose a cancellation.
 
-    `wait_for` loses a cancellation if its awaitable ends at the same moment.
+    It loses one that comes at the moment when its awaitable ends.
     """
     while left := [task for task in tasks if not task.done()]:
         for task in left:

@@ -75,7 +75,9 @@ class BatchAnswering:
         await _all_or_none([self._feed(ready), *(self._take(ready) for _ in range(self._at_once))])
 
     async def _feed(self, ready: "asyncio.Queue[ReadyLine | None]") -> None:
-        """Put prepared lines into the queue `ready`, window by window, in the order of `in_order`."""
+        """Put prepared lines into the queue `ready`, window by window, in the order of `in_order`; then end the
+        queue.
+        """
         left = (line for line in self._source.lines if line.id not in self._results.answered)
         while window := list(islice(left, _WINDOW * self._at_once)):
             lines = [line async for line in self._prepared(window)]
@@ -93,7 +95,7 @@ class BatchAnswering:
                     self._refuse(line, error)
 
     def _request(self, line: BatchLine) -> BatchRequest | None:
-        """Return a line's request. If it is not a valid request, write the error as its answer and return None."""
+        """Return a line's request; if it is not valid, write the error as the line's answer and return None."""
         try:
             return parsed(self._source.read(line))
         except RequestError as error:
@@ -102,7 +104,7 @@ class BatchAnswering:
             return None
 
     async def _take(self, ready: "asyncio.Queue[ReadyLine | None]") -> None:
-        """Answer the lines of the queue `ready` one after the other, until it ends.
+        """Answer the lines of the queue `ready` one after the other, until the queue ends.
 
         Several of these tasks run at once, and the engine batches their requests.
         """
@@ -121,7 +123,6 @@ class BatchAnswering:
 
     @property
     def _room(self) -> int:
-        """The number of tokens that fit the KV cache."""
         return self._service.engine.engine.deployment.pages.total * PAGE_TOKENS
 
     def _refuse(self, line: BatchLine, error: UsageError) -> None:
@@ -144,10 +145,7 @@ def _response(line: BatchLine, status: int, body: dict[str, Any]) -> dict[str, A
 
 
 async def _all_or_none(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Wait until all of `work` is done.
-
-    If one task fails or this coroutine is cancelled, cancel and await the other tasks.
-    """
+    """Wait until all of `work` is done; if one task fails or this coroutine is cancelled, cancel the others first."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         await asyncio.gather(*tasks)

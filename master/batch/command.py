@@ -87,7 +87,7 @@ def batch(
 
 @contextmanager
 def _saying_how_far(asked: "BatchSource", results: "BatchResults", warn: Callable[[str], None]) -> Iterator[None]:
-    """Call `warn` with the number of answers that are already stored, if the `with` block raises."""
+    """If the `with` block raises, call `warn` with the number of answers that are stored already."""
     try:
         yield
     except BaseException:
@@ -99,7 +99,7 @@ def _saying_how_far(asked: "BatchSource", results: "BatchResults", warn: Callabl
 def _for_many(placement: RunOptions, asked: "BatchSource", parallel: int | None) -> RunOptions:
     """Return `placement` with settings for the requests of `asked`, so that an accelerator may use micro-batches.
 
-    If it does, the roofline model chooses the number of requests at once, up to `parallel` (None: all). See
+    If it does, the roofline model chooses the number of requests at once, up to `parallel` (None: all of them). See
     docs/batching.md.
     """
     from master.batch.estimate import usual_request
@@ -154,7 +154,6 @@ def _run(
     counts: "BatchCounts",
     progress: "Progress",
 ) -> None:
-    """Answer all remaining lines with the session's engine."""
     import asyncio
     from contextlib import closing
 

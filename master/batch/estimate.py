@@ -22,7 +22,7 @@ def usual_request(source: BatchSource) -> UsualRequest | None:
 
 
 def _length(raw: bytes) -> tuple[int, int] | None:
-    """Return the approximate tokens of a line's prompt and answer; None if it is not a request."""
+    """Return the approximate numbers of tokens of a line's prompt and answer; None if the line is not a request."""
     try:
         request = parsed(raw)
     except RequestError:
@@ -35,7 +35,7 @@ def _length(raw: bytes) -> tuple[int, int] | None:
 
 
 def _tokens(value: Any) -> int:
-    """Return the approximate tokens of all texts in a JSON value; a number is one token id."""
+    """Return the approximate number of tokens of all texts in a JSON value; a number counts as one token id."""
     if isinstance(value, str):
         return -(-len(value) // _CHARACTERS)
     if isinstance(value, dict):

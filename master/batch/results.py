@@ -86,7 +86,6 @@ class BatchResults:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Add the file's name to an OSError that is raised inside the block."""
         try:
             yield
         except OSError as error:
@@ -144,7 +143,7 @@ class BatchResults:
             self.failed.add(name)
 
     def _check_half(self, raw: bytes, number: int) -> None:
-        """Raise UsageError unless the incomplete last line begins an answer or is zeros left by a power failure."""
+        """Raise UsageError unless the incomplete last line begins an answer, or is zeros left by a power failure."""
         begun = raw.startswith(_BEGINNING) or _BEGINNING.startswith(raw)
         if not begun and raw.strip(b"\0"):
             raise self._foreign(f"its line {number} is not an answer")
@@ -171,7 +170,7 @@ class BatchResults:
             os.close(folder)
 
     def _take_out_failed(self) -> None:
-        """Replace the file by a copy without the failed lines. The copy is locked before it gets the file's name."""
+        """Replace the file by a copy without the failed lines; lock the copy before it gets the file's name."""
         target = self.path.resolve()
         with NamedTemporaryFile(prefix=f".{target.name[:32]}-", dir=target.parent, delete=False) as copy:
             try:
@@ -190,7 +189,6 @@ class BatchResults:
         self._keep_name()
 
     def _in_place(self, copy: Path, target: Path) -> FileIO:
-        """Open and lock `copy`, and rename it to `target`."""
         file = copy.open("a+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,13 +204,11 @@ class BatchResults:
 
 
 def _is_error(said: dict[str, Any]) -> bool:
-    """Return True if an answer is an error."""
     response = said["response"]
     return response is None or response.get("status_code") != OK
 
 
 def _model_of(said: dict[str, Any]) -> str | None:
-    """Return the model name in an answer; None if there is none."""
     body = (said["response"] or {}).get("body", {})
     model = body.get("model")
     return model if isinstance(model, str) else None

@@ -97,7 +97,7 @@ class ChatServer:
             raise NodeError(self.name, said) from error
 
     def _connect(self, patience_s: float = _TIMEOUT_S) -> HTTPConnection:
-        """Connect to the server, and let later reads wait up to `patience_s` seconds."""
+        """Return a connection to the server on which reads may wait up to `patience_s` seconds."""
         kind = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
         connection = kind(str(self._url.hostname), self._port, timeout=_CONNECT_S)
         try:
@@ -148,7 +148,7 @@ class ChatServer:
 
 
 def _ends(chunk: dict[str, Any]) -> bool:
-    """Return True if a chunk has a `finish_reason`. The chunk may be any JSON value."""
+    """Return True if a chunk, which may be any JSON object, has a `finish_reason`."""
     choices = chunk.get("choices")
     return isinstance(choices, list) and any(isinstance(one, dict) and one.get("finish_reason") for one in choices)
 
@@ -160,7 +160,11 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 def _parts(url: str) -> tuple[SplitResult, int | None]:
-    """Return the parts of an address, and its port if it has one; raise UsageError if it is not a server's address."""
+    """Return the parts of an address, and its port if it has one.
+
+    Raises:
+        UsageError: if `url` is not an address of a server.
+    """
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme in ("http", "https") and parts.hostname:

@@ -128,13 +128,13 @@ def _talk_to_server(
 
 
 def _typing_kept(reader: Reader) -> AbstractContextManager[None]:
-    """Turn off the terminal's line mode during startup, so that early typing appears in the first prompt."""
+    """Turn off the terminal's line mode during startup, so that keys typed early appear in the first prompt."""
     return nullcontext() if isinstance(reader, PlainReader) else echo_disabled()
 
 
 @contextmanager
 def _traced(session: Session) -> Iterator[None]:
-    """Write the session's timeline at the end of the block, even if Ctrl-C ended the chat."""
+    """Write the session's timeline at the end of the block, even if Ctrl-C ends the chat."""
     try:
         yield
     except KeyboardInterrupt:

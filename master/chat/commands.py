@@ -81,7 +81,6 @@ def _load(talk: ChatBackend, argument: str, say: Say) -> None:
 
 
 def _path(argument: str, command: str) -> Path:
-    """Return the file that `argument` names, with or without quotes; raise UsageError if it is empty."""
     try:
         names = shlex.split(argument)
     except ValueError:

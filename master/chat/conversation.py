@@ -89,7 +89,7 @@ class Conversation:
 
 
 def _conversation(messages: Any) -> Conversation:
-    """Return the conversation in `messages`.
+    """Return the conversation in `messages`, the content of a saved file.
 
     Raises:
         KeyError, TypeError, ValueError: if `messages` is not of the form that `save` writes.

@@ -72,7 +72,7 @@ def _keys() -> KeyBindings:
 def _history(path: Path | None) -> History:
     """Return the lines of earlier chats, from a file that only its owner can read.
 
-    If the file cannot be used, the history has only this chat's lines.
+    If the file cannot be used, or there is none, the history has only this chat's lines.
     """
     if path is None:
         return InMemoryHistory()
@@ -90,13 +90,12 @@ class _Kept(FileHistory):
     """A history file of prompt_toolkit. If the disk is full, new lines are stored for this chat only."""
 
     def store_string(self, string: str) -> None:
-        """Append one entry to the file."""
         with suppress(OSError):
             super().store_string(string)
 
 
 def _shorten(file: int) -> None:
-    """Drop the older half of a history that is too long. An empty line precedes each entry."""
+    """Drop the older half of a history file that is too long; an empty line precedes each entry."""
     size = os.fstat(file).st_size
     if size > _MOST_HISTORY:
         newer = os.pread(file, _MOST_HISTORY // 2, size - _MOST_HISTORY // 2)

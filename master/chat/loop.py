@@ -44,7 +44,7 @@ class Chat:
             pass
 
     def _survives(self) -> bool:
-        """Handle one line and report errors after which the chat can continue. Return False at the end of the chat."""
+        """Handle one line and report errors after which the chat can continue; return False at the end of the chat."""
         try:
             return self._turn()
         except UsageError as error:
@@ -65,7 +65,6 @@ class Chat:
         return True
 
     def _turn(self) -> bool:
-        """Read one line and handle it; return False at the end of the chat."""
         self._answering = False  # still True if the last answer failed
         line = self._reader.read()
         if line is None:
@@ -91,7 +90,7 @@ class Chat:
         self._answer(lambda stopped: self._talk.regenerate(stopped, warn))
 
     def _answer(self, make: Callable[[Callable[[], bool]], Answer]) -> None:
-        """Generate an answer, which Ctrl-C stops between two steps; then print a line of figures."""
+        """Generate an answer, which Ctrl-C stops between two steps, and print a line of figures about it."""
         with echo_disabled(lines=True), record_interrupts(_LEAVING) as stopped:
             self._answering = True
             result = make(stopped)
@@ -121,7 +120,7 @@ class Chat:
         return f"[{', '.join(said)}]"
 
     def _cut(self, result: Answer) -> str:
-        """Return a text that says where the answer was cut and how to continue it."""
+        """Return a phrase that says where the answer was cut and how to continue it."""
         full = self._talk.used >= self._talk.context
         return f"cut {'where the context ends' if full else f'at -n {result.count}'}{_GO_ON}"
 
@@ -129,7 +128,6 @@ class Chat:
         click.echo(text, err=True)
 
     def _save_what_was_said(self) -> None:
-        """Save the conversation to the rescue file, because the chat is about to end with an error."""
         if not self._talk.conversation.turns:
             return
         try:

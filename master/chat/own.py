@@ -45,7 +45,6 @@ class LocalChatBackend(ChatBackend):
     def _answer(
         self, text: str, begun: Turn | None, stopped: Callable[[], bool], warn: Callable[[str], None]
     ) -> Answer:
-        """Generate an answer with the session's engine, or continue the answer of `begun`."""
         before, said = self.conversation.dropped, self._tokens_of(begun)
         what = "this answer with its question" if begun else "this message"
         encode = partial(self._encode, said=said)
@@ -65,9 +64,9 @@ class LocalChatBackend(ChatBackend):
         return result
 
     def _encode(self, messages: Messages[Message], said: Messages[int]) -> list[int]:
-        """Return the token ids of a conversation, followed by `said`.
+        """Return the token ids of a conversation, followed by `said`, the tokens of an answer to be continued.
 
-        Earlier answers keep the tokens that were generated for them, so that the KV cache matches.
+        Earlier answers keep the tokens that were generated for them, so that the KV cache can be reused.
         """
         return [*self._session.tokenizer.encode_chat(messages, self._replay.find(messages)), *said]
 

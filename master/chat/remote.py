@@ -72,7 +72,7 @@ class ServerChatBackend(ChatBackend):
         return result
 
     def _streamed(self, text: str, begun: Turn | None, stopped: Callable[[], bool]) -> Answer:
-        """Ask the server once and return the answer. If the server is lost meanwhile, return the text so far."""
+        """Ask the server once and return its answer; if the connection is lost meanwhile, return the text so far."""
         messages, fields = self.conversation.messages(text, self.conversation.dropped), dict(self._fields)
         result, thoughts = Answer(0, finish_reason="interrupted", said=""), ShownThoughts()
         if begun is not None:
@@ -109,7 +109,7 @@ class ServerChatBackend(ChatBackend):
         return result
 
     def _taken(self, chunk: dict[str, Any], result: Answer, thoughts: ShownThoughts) -> str:
-        """Return the text to show for one chunk of the stream."""
+        """Add one chunk of the stream to `result`, and return the text to show for it."""
         shown = ""
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta", {})

@@ -37,7 +37,7 @@ class ChatBackend(ABC):
     def _answer(
         self, text: str, begun: Turn | None, stopped: Callable[[], bool], warn: Callable[[str], None]
     ) -> Answer:
-        """Show an answer to `text`, or continue the answer of `begun`, whose `user` is `text`.
+        """Show an answer to `text`, or continue the answer of `begun`, whose question is `text`.
 
         The result's text begins with the text of `begun`; its `token_ids` are only the new ones. Errors are those of
         `reply`.

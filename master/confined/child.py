@@ -25,7 +25,7 @@ Work = Callable[[Any], Any]
 
 
 def main(*arguments: str) -> None:
-    """Run `_serve`, and exit with OUT_OF_MEMORY if there is not enough memory even for a reply."""
+    """Run `_serve`; if there is not enough memory even for a reply, exit with the status OUT_OF_MEMORY."""
     try:
         _serve(*arguments)
     except MemoryError:
@@ -55,7 +55,9 @@ def _serve(module: str, opening_s: str, opening_bytes: str, seconds: str, most_b
 
 
 def _within(seconds: float, work: Work, message: bytes) -> tuple[dict[str, Any], Any]:
-    """Call `work(message)` with a time limit; return the reply, and the result if it is a function, else None."""
+    """Call `work(message)` with a time limit; return the reply, and the result if the result is a function, else
+    None.
+    """
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         done = work(json.loads(message))

@@ -29,7 +29,7 @@ _RUN = (
 
 
 class ConfinedError(Exception):
-    """Error of a request that failed in the child or exceeded a limit. "It" in its message is the request."""
+    """Error of a request that failed in the child or exceeded a limit. "It" in its message stands for the request."""
 
 
 class NotTriedError(ConfinedError):
@@ -118,8 +118,6 @@ class ConfinedProcess:
 
 
 class _Child:
-    """A running child process."""
-
     def __init__(self, module: str, limits: Limits) -> None:
         numbers = (limits.opening_seconds, limits.opening_memory, limits.seconds, limits.memory)
         self._process = subprocess.Popen(
@@ -170,7 +168,10 @@ class _Child:
         return reply
 
     def why(self, seconds: float, memory: int) -> ConfinedError:
-        """Stop a child that gave no reply, and return the error with the reason. Arguments are as in `exchange`."""
+        """Stop a child that gave no reply; return the error with the reason.
+
+        `seconds` and `memory` are the limits that were passed to `exchange`.
+        """
         if not (self._late or self._large):
             self._process.wait(_START_S)
         code = self._process.poll()

@@ -76,7 +76,7 @@ def assignments(
 
 @dataclass(frozen=True)
 class _Part:
-    """A node's blocks, the layers that refer to them, and the predictors of its neurons."""
+    """A node's blocks, the layers that refer to these blocks, and the predictors of the node's neurons."""
 
     blocks: tuple[BlockPlan, ...]
     layers: tuple[LayerPlan, ...]
@@ -109,7 +109,7 @@ def _parts(pack: Pack, stage: Stage, layouts: Sequence[RunLayout], sent: Predict
 
 
 def _joined(one: _Part, other: _Part) -> _Part:
-    """Return a node's parts of two of its stages as one part; a block in both is listed once."""
+    """Return a node's parts of two of its stages as one part; a block that is in both is listed once."""
     blocks = {block.id: block for block in (*one.blocks, *other.blocks)}
     index = {identity: at for at, identity in enumerate(blocks)}
     layers = (LayerPlan(each.number, tuple(index[other.blocks[at].id] for at in each.blocks)) for each in other.layers)
@@ -134,7 +134,7 @@ def _routing(pack: Pack) -> bytes:
 def _block_plans(
     block: PackBlock, shards: Sequence[Shard], layouts: Sequence[RunLayout], experts: int
 ) -> list[BlockPlan]:
-    """Return a block's plan for the node of each shard. Read the block's hashes and vectors only once."""
+    """Return a block's plan for the node of each shard, reading the block's hashes and vectors only once."""
     hashes = {run.name: block.unit_hashes(run.name) for run in block.shape.runs}
     vectors = tuple(VectorPlan(name, length) for name, length in block.shape.vectors)
     digest = sha256(vectors_bytes(block)).digest()
@@ -147,10 +147,11 @@ def _block_plans(
 
 
 def held_units(shape: BlockShape, shard: Shard, experts: int) -> Iterator[tuple[RunLayout, Range]]:
-    """Yield the units that `shard` has of each run, as ranges. `shard` is the node's shard of the block's layer.
+    """Yield the units that `shard` has of each run of a block, as ranges.
 
-    The run of routed experts may have several ranges: the node's slice of each of its experts. Runs from which all
-    heads are computed (of latent attention) are in full on every node with a query head.
+    `shard` is the node's shard of the block's layer. The run of routed experts may have several ranges: the node's
+    slice of each of its experts. The runs of latent attention from which all heads are computed are in full on every
+    node with a query head.
     """
     ranges: dict[str, Range] = {
         "query_up": shard.query, "query": shard.query, "kv": shard.kv, "value": shard.value, "key": shard.key,

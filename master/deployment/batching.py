@@ -102,7 +102,7 @@ def _wanted(members: Sequence[GroupMember], asked: OffloadOptions) -> bool:
 
 
 def _demands_batches(members: Sequence[GroupMember]) -> bool:
-    """Return True if a node's options demand batching. Nodes that compute only active neurons cannot batch."""
+    """Return True if a node's options demand batching; nodes that compute only active neurons cannot batch."""
     cards = [member for member in members if member.machine.accelerator is not None]
     asking = next((member for member in cards if member.options.pipeline == "batch"), None)
     if asking is not None and len(members) > 1 and _sparse(members):
@@ -117,5 +117,4 @@ def _left_open(members: Sequence[GroupMember], asked: OffloadOptions) -> bool:
 
 
 def _sparse(members: Sequence[GroupMember]) -> bool:
-    """Return True if any member computes only active neurons."""
     return any(member.plan.options.sparsity != "off" for member in members)

@@ -134,11 +134,7 @@ class Deployer:
             return found
 
     def _refuse_with_stages(self, stages: Sequence[Stage]) -> None:
-        """Raise UsageError for an option that does not work with several stages.
-
-        Raises:
-            UsageError: naming the option.
-        """
+        """Raise UsageError, which names the option, if an option does not work with several stages."""
         if together(stages, 1 + len(self.cluster.workers)):
             return
         if refused := needs_one_stage(self.options, self.predictors is not None):
@@ -155,7 +151,7 @@ class Deployer:
         return stack.enter_context(shared.BoardMemory(1 + local)).address
 
     def _plans_that_fit(self, stages: Sequence[Stage], board: str) -> tuple[Concurrency, list[Assign]]:
-        """Return plans with pages for the requested number of requests, or for fewer.
+        """Return plans with pages for as many requests as the user wants, or for as many as fit.
 
         Raises:
             PlanError: if no request fits.
@@ -178,7 +174,8 @@ class Deployer:
         return min(most, fastest(members, self.options.devices.offload))  # the context alone may take more pages
 
     def _checked(self, stages: Sequence[Stage], board: str, requests: int, batch: int = 0) -> list[Assign]:
-        """Return plans with pages for `requests` requests; if `batch` is not 0, accelerators compute `batch` at once.
+        """Return plans with pages for `requests` requests; if `batch` is not 0, accelerators compute `batch` of them at
+        once.
 
         Raises:
             PlanError: if the requests do not fit.
@@ -188,13 +185,12 @@ class Deployer:
         return plans
 
     def _pages(self, requests: int) -> int:
-        """Return the pages for `requests` requests, at least as many as one request of the full context takes."""
+        """Return the pages for `requests` usual requests, at least as many as one request of the full context takes."""
         longest, usual = pages_for(self.context), self._usual
         return max(longest, requests * (pages_for(usual.tokens) if usual else longest))
 
     @property
     def _usual(self) -> UsualRequest | None:
-        """The usual request of the options, shortened to the context; None if the options have none."""
         if (usual := self.options.usual) is None:
             return None
         prompt = max(1, min(usual.prompt, self.context - 1))
@@ -235,7 +231,6 @@ class Deployer:
         return [replace(plans[0], options=own), *plans[1:]]
 
     def _batched(self, plans: list[Assign], batch: int) -> list[Assign]:
-        """Return the plans; if nodes compute in micro-batches, with the common batch settings filled in."""
         if not any(self._cards()) or len(plans[0].stages[0].ranks) < len(plans):
             return plans
         from master.deployment.batching import batched  # imports more than a run without accelerators needs
@@ -243,7 +238,6 @@ class Deployer:
         return batched(plans, self._members(plans), self.options.devices.offload, batch)
 
     def _members(self, plans: list[Assign]) -> "list[GroupMember]":
-        """Return each node's plan, accelerator and speed, by which batching is planned."""
         from master.deployment.batching import members_of
 
         speeds = [None, *(hello.profile.speed for hello in self.cluster.hellos)]
@@ -251,11 +245,10 @@ class Deployer:
         return members_of(told, self.options.devices.offload, self.able.accelerator)
 
     def _cards(self) -> list[Card | None]:
-        """Return the accelerator of every node, None for a node without one."""
         return [self.able.card, *(hello.profile.card for hello in self.cluster.hellos)]
 
     def _tables(self, own: Assign) -> Tables:
-        """Return the memory that the master needs in addition to its part of the layers."""
+        """Return the bytes of tables and predictors, which the master needs in addition to its part of the layers."""
         sent = self.predictors.memory_bytes(own.size) if self.predictors else 0
         return replace(table_bytes(self.pack), predictor_bytes=sent)
 
@@ -307,7 +300,7 @@ class Deployer:
 
 
 def needs_one_stage(options: RunOptions, sparse: bool) -> str:
-    """Return the flag that needs all nodes in one stage, or an empty string.
+    """Return the flag in use that needs all nodes in one stage, or an empty string if there is none.
 
     `sparse` says whether only active neurons are computed.
     """
@@ -321,7 +314,7 @@ def needs_one_stage(options: RunOptions, sparse: bool) -> str:
 
 
 def _checked_for_losses(cluster: Cluster, report: Progress) -> Progress:
-    """Return `report` wrapped so that it raises as soon as a worker is lost."""
+    """Return a function that calls `report`, but raises as soon as a worker is lost."""
 
     def progress(done: int, total: int) -> None:
         cluster.check()

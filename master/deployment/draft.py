@@ -28,7 +28,7 @@ NO_EFFECT = (
 
 @dataclass(frozen=True)
 class LoadedDraft:
-    """A draft model in memory: its deployment, its tokenizer, and the bytes that it takes."""
+    """A draft model in memory: its deployment, its tokenizer, and its size in bytes."""
 
     deployment: Deployment
     tokenizer: Tokenizer

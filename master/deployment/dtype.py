@@ -33,7 +33,7 @@ def choose_dtype(asked: str, located: Located, memory: Sequence[int], shares: Se
 
 
 def _source(located: Located) -> tuple[float, int]:
-    """Return the bytes of a packed weight and the number of weights of a Hugging Face directory."""
+    """Return the mean bytes of a packed weight, and the number of weights, of a Hugging Face directory."""
     from tpi.families.huggingface.directory import read_config  # imports all families
     from tpi.sources.quantised.source import method_of
 

@@ -1,4 +1,4 @@
-"""The layer for multi-token prediction, which drafts: the master holds it whole, with pages of its own.
+"""The layer for multi-token prediction, which drafts tokens. The master holds it whole, with KV pages of its own.
 
 From the token at position p + 1 and the model's hidden states at position p, it predicts the token at position p + 2.
 DeepSeek-AI (2024), DeepSeek-V3 Technical Report, section 2.2; details as in vLLM, models/deepseek_mtp.py.

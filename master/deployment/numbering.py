@@ -45,7 +45,6 @@ def numbered_for(sparsity: str, pack: Pack, shares: Sequence[float] | Split, cac
 
 
 def _opened(pack: Pack, path: Path, cache: Path) -> Pack | None:
-    """Return a renumbered pack; if it is damaged, warn and return None."""
     try:
         if not load_predictors(path / PREDICTORS):
             raise ModelError(f"{PREDICTORS} is missing; make it again with tpi profile")
@@ -56,7 +55,7 @@ def _opened(pack: Pack, path: Path, cache: Path) -> Pack | None:
 
 
 def _more_uneven(pack: Path, path: Path, bounds: Sequence[tuple[int, int]]) -> float | None:
-    """Return by how much the load of the busiest node grows if neurons have the order of `path`, not of `pack`.
+    """Return by how much the busiest node's load grows if neurons are in the order of `path` instead of `pack`.
 
     The load is 1 if every node has active neurons in proportion to all its neurons (`load_imbalance`). `bounds` are
     each node's neurons `[first, last)`. If the order is damaged, or made from other predictors than `pack` has now,

@@ -30,7 +30,7 @@ class Found:
 
 
 class PagePool:
-    """The pages of a deployment: as many as on the node with the fewest pages; and the states of recurrent layers."""
+    """The pages of a deployment, as many as on the node with the fewest pages, and the states of recurrent layers."""
 
     def __init__(self, total: int, states: StatePool | None = None) -> None:
         """Create a pool of `total` pages. `states` is None without recurrent layers."""
@@ -116,7 +116,7 @@ class PagePool:
         self.truncate(table, 0)
 
     def _find_tail(self, found: Found, tokens: SequenceOf[int], salt: Key) -> int:
-        """Take over the unfinished page that continues `found`, if it is free; return the number of its `tokens`."""
+        """Take over the unfinished page that continues `found`, if there is one; return how many of `tokens` it has."""
         tail = self.contents.tail(found.keys[-1] if found.keys else salt)
         alike = _alike(tail.tokens, tokens) if tail else 0
         if tail is None or not alike:
@@ -149,6 +149,5 @@ class PagePool:
 
 
 def _alike(one: SequenceOf[int], other: SequenceOf[int]) -> int:
-    """Return the length of the common prefix, in tokens."""
     pairs = zip(one, other, strict=False)
     return next((count for count, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -135,7 +135,6 @@ def deal_shards(config: ModelConfig, units: Units, shares: Sequence[float] | Spl
 
 
 def _of_recurrent(runs: Mapping[tuple[BlockKind, RunName], RunLayout], name: RunName) -> RunLayout | None:
-    """Return the run `name` of blocks with states, or None if there is none."""
     return next((run for (kind, run_name), run in runs.items() if kind in RECURRENT and run_name == name), None)
 
 

@@ -105,9 +105,10 @@ def in_rank_order(count: int, cuts: Sequence[int], shares: Sequence[float] | Spl
 
 
 def _nearest(cuts: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Return an inner cut for each of the `wanted` layer numbers, in ascending order and without repetition.
+    """Return one possible cut for each of the `wanted` layer numbers, in ascending order and without repetition.
 
-    Each is the nearest cut after the one before it that leaves enough cuts for the rest of `wanted`.
+    Each is the cut nearest to the wanted number that comes after the previous one and leaves enough cuts for the
+    others.
     """
     at, found = 0, list[int]()
     for left, want in zip(range(len(wanted), 0, -1), wanted, strict=True):

@@ -125,14 +125,15 @@ class Admission:
         return givers
 
     def _fits(self, request: Request, running: list[Request], free: int) -> bool:
-        """Return True if `request` can run next to `running`, counting one further page for each request that grows."""
+        """Return True if `request` can run in addition to `running`, when every request that grows takes one more
+        page.
+        """
         if not running:
             return True
         growing = sum(map(_grows, running))
         return len(running) < self._at_once and _missing(request.sequence) + growing <= free
 
     def _fair(self) -> float:
-        """Return each client's fair share of all places and pages, from 0 to 1."""
         return 1 / len(set(self.waiting.sizes) | {each.client.name for each in self.running})
 
     def _preempt(self, request: Request) -> None:
@@ -143,11 +144,10 @@ class Admission:
 
 
 def _missing(sequence: Sequence) -> int:
-    """Return the number of further pages for all known tokens of `sequence`."""
     return max(0, pages_for(len(sequence.tokens)) - len(sequence.table))
 
 
 def _grows(request: Request) -> bool:
-    """Return True if the answer may need further pages. The last token needs no keys and values."""
+    """Return True if the rest of the answer may need further pages; the last token needs no keys and values."""
     tokens = len(request.sequence.tokens)
     return pages_for(tokens + request.limit - request.made - 1) > pages_for(tokens)

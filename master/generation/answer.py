@@ -112,7 +112,7 @@ class AnswerText:
 
 
 class _ShownText:
-    """An answer's text on its way to the display, separated into channels if the model writes in channels."""
+    """An answer's text on its way to the display, divided by channels if the model writes in channels."""
 
     def __init__(self, tokenizer: Tokenizer, limits: AnswerLimits, result: Answer, show: Callable[[str], None]) -> None:
         """Create a text that is appended to `result.text` and passed to `show`."""
@@ -123,7 +123,6 @@ class _ShownText:
         self._result, self._show = result, show
 
     def resume(self, tokens: SequenceOf[int]) -> None:
-        """Add the tokens of an earlier part of this answer, which was already shown."""
         text = self._text.resume(tokens)
         self._result.text = self._channels.push(text) if self._channels else text
 
@@ -138,7 +137,7 @@ class _ShownText:
         return ended is not None
 
     def flush(self) -> None:
-        """Show the text that was held back, if something other than a token ended the answer."""
+        """Show the text that was held back, if the answer ended for another reason than a token."""
         self._emit(self._text.flush(), last=True)
 
     def _emit(self, piece: str, last: bool) -> None:
@@ -151,7 +150,7 @@ class _ShownText:
 
 
 class _Answering:
-    """Listener that builds an answer on the engine's thread, while another thread shows its text."""
+    """A listener that builds an answer on the engine's thread, while another thread shows its text."""
 
     def __init__(
         self, tokenizer: Tokenizer, limits: AnswerLimits, begun: SequenceOf[int], mark: Callable[[], None]
@@ -165,7 +164,6 @@ class _Answering:
         self._mark, self._started, self._first = mark, perf_counter(), 0.0
 
     def token(self, sampled: Sampled) -> bool:
-        """Take the next token; return False if the answer ends with it."""
         result = self.result
         result.token_ids.append(sampled.token)
         if len(result.token_ids) == 1:
@@ -178,14 +176,13 @@ class _Answering:
         return not self.over
 
     def ended(self, error: TpiError | None) -> None:
-        """Record the end, and the error that caused it."""
         if not self.over:
             self._text.flush()
         self.error = error
         self._pieces.put(None)
 
     def pieces(self) -> Iterator[str]:
-        """Yield the text as it comes, until the end; while no text comes, yield "" several times a second."""
+        """Yield the text as it comes, until the answer ends; while no text comes, yield "" several times a second."""
         while True:
             try:
                 piece = self._pieces.get(timeout=_LOOK_S)

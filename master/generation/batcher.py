@@ -170,7 +170,7 @@ class Batcher:
             sequence.keys.append(key)
 
     def _with_draft(self, item: Work, drafts: Drafts, needed: int) -> Work:
-        """Return `item` with the beginning of its draft that fits into the pages, of which `needed` must stay free."""
+        """Return `item` with as much of its draft as fits into the pages, of which `needed` must stay free."""
         table, end = item.sequence.table, item.position + item.count
         room = PAGE_TOKENS * (len(table) + max(0, self.pages.free - needed)) - end
         draft = drafts[item.sequence.id].tokens[:room]
@@ -178,7 +178,7 @@ class Batcher:
         return replace(item, count=item.count + len(draft), appended=item.appended + more, drafted=draft)
 
     def _counts(self, sequences: SequenceOf[Sequence]) -> Iterator[tuple[Sequence, int]]:
-        """Yield each sequence that runs, with the number of its tokens."""
+        """Yield each sequence that runs in the next step, with the number of its tokens in the step."""
         ready = self._ready([each for each in sequences if each.pending == 1])
         yield from ((each, 1) for each in ready)
         clients = sorted(_by_client(each for each in sequences if each.pending > 1), key=_pending)
@@ -196,9 +196,10 @@ class Batcher:
                 yield each, count
 
     def _up_to_page(self, sequence: Sequence, count: int) -> int:
-        """Return `count`, reduced so that the step's part of the prompt ends with a page, where a state can be kept.
+        """Return `count`, reduced so that this step's part of the prompt ends at the end of a page, where a state can
+        be kept.
 
-        Return `count` unchanged if the part contains no page's end, or is the end of the prompt.
+        Return `count` unchanged if the part contains no end of a page, or reaches the end of the prompt.
         """
         end = (sequence.sent + count) // PAGE_TOKENS * PAGE_TOKENS
         return end - sequence.sent if end > sequence.sent and count < sequence.pending else count

@@ -63,7 +63,7 @@ class SamplingDefaults:
         return {} if given is None else {name: value for name, value in self.values.items() if name not in given}
 
     def words(self, sampling: Sampling) -> str:
-        """Return a sentence on the model's settings that apply to `sampling`; empty if none does."""
+        """Return a sentence on the model's settings that apply to `sampling`; empty if no setting applies."""
         used = self.missing(sampling)
         if used.get("temperature") == 0:
             return "sampling as the model's files say: greedy (temperature 0); --temp overrides it"

@@ -122,7 +122,7 @@ class Engine:
             self._finish(self._in_flight.popleft())
 
     def _start_next(self) -> "_Started | None":
-        """Start a step with the requests that have tokens to run; return None if none has."""
+        """Start a step with the requests that have tokens to run; return None if there are no such requests."""
         running, alone = self.admission.running, not self._in_flight
         turn = self._in_turn(running)
         if not turn:
@@ -136,9 +136,10 @@ class Engine:
         return _Started(work, drafts, began, alone)
 
     def _start_ahead(self) -> "_Started | None":
-        """Start a step with a drafted token of a request whose own tokens are all in flight; None if there is none.
+        """Start a step with a drafted token of a request whose own tokens are all in flight.
 
-        It fills a stage that would be idle. The requests with the fewest drafted tokens in flight come first.
+        The step fills a stage that would be idle. The requests with the fewest drafted tokens in flight come first.
+        Return None if there is no such token.
         """
         most = self._most_of_each()
         if most < 2 or not self._speculates:
@@ -164,10 +165,10 @@ class Engine:
         return self.deployment.most_in_flight // max(1, len(self.admission.running))
 
     def _in_turn(self, running: list[Request]) -> list[Request]:
-        """Return the requests for the next step: a part of them, so that the others fill the other stages.
+        """Return the requests for the next step: one part of them, so that the others fill the other stages.
 
-        Requests with no tokens in flight come first. In models with recurrent layers, a request has at most one step
-        in flight, because its next step continues from the state that this step writes.
+        Requests with no tokens in flight come first. In models with recurrent layers, a request has at most one step in
+        flight, because its next step continues from the state that this step writes.
         """
         stateful = self.deployment.pages.states is not None
         ready = [each for each in running if each.sequence.pending and not (stateful and each.sequence.in_flight)]
@@ -175,7 +176,7 @@ class Engine:
         return ready[: -(-len(running) // self.deployment.most_in_flight)]
 
     def _finish(self, started: "_Started") -> None:
-        """Wait for the result of a step, and give its requests their tokens or hidden states."""
+        """Wait for the result of a step, and give each of its requests the next token or hidden states."""
         running, work = self.admission.running, started.work
         rows = self._steps.result(work)
         for request in running:
@@ -195,7 +196,7 @@ class Engine:
         self.admission.running = [request for request in running if not request.finished]
 
     def _learn_ahead(self, started: "_Started", drawn: Mapping[int, int], now: float) -> None:
-        """Record the time of a step if it ran only one sequence and the sequence's drafts run as steps of their own.
+        """Record the time of a step if it ran only one sequence, whose drafts run as steps of their own.
 
         The keys of `drawn` are the ids of the sequences that got tokens. `now` is the time of the result in
         `perf_counter` seconds.
@@ -230,7 +231,7 @@ class Engine:
         self.admission.deploy(deployment)
 
     def _deliver_rows(self, request: Request, work: SequenceOf[Work], rows: F32) -> None:
-        """Pass a request its part of the hidden states `rows`, if it asks for them."""
+        """Pass a request its part of the hidden states `rows`, if the request is for hidden states."""
         starts = accumulate((item.count for item in work), initial=0)
         for start, item in zip(starts, work, strict=False):
             if item.sequence is request.sequence and item.counts:

@@ -18,13 +18,13 @@ SLICE_S = 10.0
 
 @dataclass(frozen=True)
 class Room:
-    """The number of pages that all clients share, and of places: requests that may run at once."""
+    """The number of pages that all clients share, and the number of requests that may run at once (`places`)."""
 
     pages: int
     places: int
 
     def weight(self, pages: int, places: int) -> float:
-        """Return the dominant share of a holding, from 0 to 1."""
+        """Return the larger of two shares, from 0 to 1: `pages` of all pages, and `places` of all places."""
         return max(pages / self.pages, places / self.places)
 
 
@@ -42,14 +42,13 @@ class Holdings:
         return self._room.weight(*self._held.get(key, (0, 0)))
 
     def remove(self, request: Request) -> None:
-        """Stop counting a request."""
+        """Subtract a request's pages and its place from those of its client."""
         self._count(request, -1)
 
     def within(self, request: Request, fair: float, part: float, counted: bool) -> bool:
         """Return True if the request's client weighs at most `fair`, and its HTTP request at most `part`.
 
-        A weight is a dominant share, from 0 to 1.
-        With `counted`, count the waiting request itself as if it ran.
+        A weight is a dominant share, from 0 to 1. With `counted`, the waiting request itself is counted as if it ran.
         """
         if counted:
             return self._with(request) <= fair and self._changed(request.client, request, 1) <= part
@@ -63,9 +62,10 @@ class Holdings:
     def gives_way(self, runs: Request, waits: Request, fair: float, now: float) -> bool:
         """Return True if `runs` should be preempted for `waits`.
 
-        That is so if its client would afterwards still weigh at least as much as the other client with `waits`. Within
-        a client, its HTTP requests are compared in this way. It is also so if `runs` has run for `SLICE_S`, its client
-        weighs more than the fair share `fair`, and the other client with `waits` would not. `now` is in seconds.
+        `runs` is preempted if its client would afterwards still weigh at least as much as the other client with
+        `waits`. Within a client, its HTTP requests are compared in this way. `runs` is also preempted if it has run for
+        `SLICE_S`, its client weighs more than the fair share `fair`, and the other client with `waits` would not. `now`
+        is in seconds.
         """
         if runs.client is waits.client:
             return False

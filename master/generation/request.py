@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sampled:
-    """A new token of a sequence, and when its step ended (`perf_counter` seconds)."""
+    """A new token of a sequence, and the time when its step ended (`perf_counter` seconds)."""
 
     sequence: Sequence
     token: int

@@ -98,7 +98,9 @@ class Sequence:
             self.mark = self.keys[-1]
 
     def _return_to_state(self, pages: PagePool, states: StatePool) -> None:
-        """Go back to the latest kept state among the computed tokens; the tokens after it are computed again."""
+        """Go back to the latest kept state among the computed tokens, so that the tokens after it are computed
+        again.
+        """
         self._release_state(states)
         count, self.state = states.find(self.keys[: self.computed // PAGE_TOKENS])
         self.computed = count * PAGE_TOKENS

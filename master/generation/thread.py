@@ -45,10 +45,10 @@ class FixedNodes:
     """Nodes that never change: a failed step ends its requests."""
 
     def welcome(self, fresh: bool, wanted: StillWanted) -> None:
-        """Do nothing."""
+        """Do nothing, because no worker can join."""
 
     def recover(self, error: TpiError, wanted: StillWanted) -> bool:
-        """Return False."""
+        """Return False, because the nodes cannot be replaced."""
         return False
 
 
@@ -195,18 +195,18 @@ class EngineThread:
 
     @property
     def _over(self) -> bool:
-        """True if the thread must end: it is closing, and no request is left or the time is up."""
+        """True if the thread must end, because it is closing and no request is left or the time is up."""
         return self._ends < inf and (not self._live or perf_counter() >= self._ends)
 
     def _take(self, wait: bool) -> None:
-        """Run the calls in the inbox. With `wait`, block until there is at least one."""
+        """Run the calls in the inbox; with `wait`, block until there is at least one."""
         with suppress(Empty):
             while True:
                 self._inbox.get(block=wait)()
                 wait = False
 
     def _wanted(self) -> bool:
-        """Handle the inbox while the engine waits for workers; return True if any request still waits."""
+        """Run the calls in the inbox while the engine waits for workers; return True if any request still waits."""
         self._take(wait=False)
         return bool(self._live) and not self._over
 
@@ -214,7 +214,6 @@ class EngineThread:
         self._ends = min(self._ends, until)
 
     def _leave(self) -> None:
-        """End all requests and calls that are left."""
         closing = BusyError("the server is shutting down; ask again when it is back")
         self._take(wait=False)
         for ticket in list(self._live):
@@ -288,7 +287,7 @@ class EngineThread:
             del self._places[client]
 
     def _turn_away(self, client: str) -> None:
-        """End the latest request of a client, preferring one that has not begun.
+        """End the latest request of a client, preferably one that has not begun.
 
         `_make_place` does not count this request any more, because another client's request has its place.
         """

@@ -116,7 +116,7 @@ def _worker(one: WorkerInquiry, said: Condition) -> Iterator[Observation]:
 def _from_there(said: Condition | None, ports: dict[str, str]) -> Iterator[Observation]:
     """Yield an observation for each port of another worker that this worker did not reach or could not try.
 
-    `said` is this worker's answer, `ports` the ports that it was asked to try, by worker.
+    `said` is this worker's answer. `ports` are the ports that it was asked to try, by the address of the other worker.
     """
     names = {port: address for address, port in ports.items()}
     for port in said.unreached if said else ():
@@ -133,7 +133,6 @@ def _from_there(said: Condition | None, ports: dict[str, str]) -> Iterator[Obser
 
 
 def _links(one: WorkerInquiry, others: Sequence[WorkerInquiry], links: WorkerLinks) -> Iterator[Observation]:
-    """Yield the known links from the worker `one` to the others."""
     known = links.between([one.end, *(other.end for other in others)])
     for (a, b), link in known.items():
         if a == 0:
@@ -153,7 +152,6 @@ def _reachable(host: str, port: int) -> bool:
 
 
 def _taken(port: int) -> bool:
-    """Return True if the port is in use at any address of this machine."""
     return any(_in_use(family, port) for family in (socket.AF_INET, socket.AF_INET6))
 
 

@@ -33,7 +33,7 @@ _NONE_FOUND = "no paired machine announces a worker that can be reached; name a 
 
 
 class _Listener:
-    """Collector of mDNS announcements, called on zeroconf's thread."""
+    """A collector of mDNS announcements, whose methods zeroconf calls on its thread."""
 
     def __init__(self, wanted: Collection[bytes]) -> None:
         self.found: dict[bytes, Announcement] = {}
@@ -110,7 +110,7 @@ def _heard(wanted: Collection[bytes], seconds: float, interfaces: Any) -> list[A
 
 @contextmanager
 def _left(network: "Zeroconf", listener: _Listener) -> Iterator[None]:
-    """Close the network after the block. Ignore errors, because received announcements stay valid."""
+    """Close the network after the block, and ignore errors, because received announcements stay valid."""
     try:
         yield
     finally:
@@ -227,7 +227,7 @@ def _announced(policy: KeyPolicy) -> list[Announcement]:
 
 
 def _reachable(one: Announcement) -> str:
-    """Return the first address of the announcement at which a port is open, or ""."""
+    """Return the first announced address at which a port is open, or "" if there is none."""
     for host, address in zip(one.hosts, one.addresses, strict=True):
         if _answers(host, one.port):
             return address

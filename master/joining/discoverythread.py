@@ -33,7 +33,7 @@ class DiscoveryThread:
     def miss(self, keys: Iterable[bytes]) -> None:
         """Look for the owners of `keys`.
 
-        Empty keys are ignored, because their workers are on this machine and keep their addresses.
+        Empty keys are ignored: they belong to workers on this machine, which keep their addresses.
         """
         with self._lock:
             self._missed.update(key for key in keys if key)

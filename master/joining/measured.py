@@ -76,7 +76,7 @@ class MeasuredWorkers:
         self._over.set()
 
     def _say(self, error: TpiError) -> None:
-        """Warn, once per worker, that it cannot be measured and why, unless the measurement was ended by `close`."""
+        """Print a warning that a worker cannot be measured, once for each worker; print none after `close`."""
         who = error.node if isinstance(error, NodeError) else ""
         if not self._over.is_set() and who not in self._told:
             self._told.add(who)
@@ -88,7 +88,7 @@ class MeasuredWorkers:
             return [None if number is None else self._known[number] for number in numbers]
 
     def _remember(self, found: "Sequence[Neighbour]") -> None:
-        """Store measurements of workers. Several workers of one machine may have the same key."""
+        """Store measurements of workers; several workers of one machine may have the same key."""
         with self._lock:
             numbers = recognise([one.id for one in found], [one.id for one in self._known])
             for one, number in zip(found, numbers, strict=True):

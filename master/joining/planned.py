@@ -52,7 +52,6 @@ def shares_later(asked: Shares, options: RunOptions, measured: MeasuredWorkers) 
 
 
 def _divided_by_user(options: RunOptions) -> bool:
-    """Return True if the user chose how nodes divide the model."""
     return options.split is not None or options.stages not in (AUTO, ONE)
 
 

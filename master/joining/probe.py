@@ -36,9 +36,9 @@ class WorkerProbe:
         self._turns = Turns("measuring workers")
 
     def look_over(self, worker: RemoteWorker) -> None:
-        """Queue a worker for measuring, and return at once. The worker is admitted after the measurement.
+        """Queue a worker for measuring, and return at once; the worker is admitted after the measurement.
 
-        Used as `look_over` of `master.workers.recruits.Recruits`. Workers on this machine are admitted at once.
+        A worker on this machine is admitted at once. `master.workers.recruits.Recruits` calls this as its `look_over`.
         """
         if self._measured is None or not leaves_machine(split_address(worker.address)[0]):
             worker.admitted = True
@@ -53,7 +53,10 @@ class WorkerProbe:
             return list(self._kept)
 
     def keeps(self, address: str, key: bytes) -> bool:
-        """Return True if the owner of `key` is in reserve at `address`. Its link at another address may be faster."""
+        """Return True if the owner of `key` is in reserve at `address`.
+
+        Other addresses do not count, because the link to another address may be faster.
+        """
         return WorkerId(address, key) in self.kept
 
     def keep(self, workers: Iterable[WorkerId]) -> None:

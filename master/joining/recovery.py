@@ -110,7 +110,6 @@ class Membership:
             self.cluster.try_announced(address, key)
 
     def _redeploy(self, wanted: StillWanted) -> None:
-        """Deploy over the present nodes, again and again until a deployment works."""
         self.standing, awake = False, Awake()
         while not self._deployed(awake, wanted):
             pass
@@ -141,7 +140,9 @@ class Membership:
         return None
 
     def _left_out(self, error: NodeError | PlanError) -> bool:
-        """Continue without the worker that `error` names, which may join later; return False if it names none."""
+        """Continue without the worker that `error` names, which may join later; return False if `error` names no
+        worker.
+        """
         if isinstance(error, NodeError):
             self._part(error)
             return True
@@ -157,7 +158,7 @@ class Membership:
         self._say_goodbye(error, gone)
 
     def _await(self, error: PlanError, awake: Awake, wanted: StillWanted) -> None:
-        """Wait for workers, because the model does not fit without more memory."""
+        """Wait for workers to join, because the present nodes have too little memory for the model."""
         self.warn(f"{error}. Waiting {self.patience_s:.10g} s for workers to come back; no tokens are lost")
         for one in self.scout.kept:
             self.scout.call(one)
@@ -184,7 +185,7 @@ class Membership:
     def _useful(self, joined: Sequence[RemoteWorker]) -> list[RemoteWorker]:
         """Return those of `joined` that do not slow the group.
 
-        Disconnect the slow ones, and present workers that slow the group since the new ones joined.
+        Disconnect the slow ones, and also present workers that slow the group since the new ones joined.
         """
         if self.cluster.recruits.look_over is None:
             return list(joined)
@@ -233,7 +234,7 @@ class Membership:
 
 
 def _always() -> bool:
-    """Return True, because the first deployment is always wanted."""
+    """Return True: the request for the first deployment is never cancelled."""
     return True
 
 
@@ -242,5 +243,5 @@ def _names(workers: Sequence[RemoteWorker]) -> str:
 
 
 def _named(error: PlanError, workers: Sequence[RemoteWorker]) -> list[RemoteWorker]:
-    """Return, as a list, the worker that `error` names as too small for its plan; empty if it is not in `workers`."""
+    """Return the worker that `error` names as too small for its plan, as a list; empty if it is not in `workers`."""
     return [worker for worker in workers if worker.name == error.node]

@@ -128,14 +128,15 @@ class PlannedSplit:
 
     @property
     def _several(self) -> bool:
-        """True if there may be several stages."""
+        """True if the layout may have several stages."""
         sparse = self.options.sparsity != "off" and are_records(self.shape.config, self.shape.blocks)
         return self.options.stages == AUTO and not needs_one_stage(self.options, sparse)
 
     def _why(self, best: Layout, rank: int, known: Sequence[Neighbour]) -> str:
         """Return a phrase with the reason why node `rank` is left out of `best`.
 
-        It has the expected speed without the node, the speed with it, and the latency and throughput of the link to it.
+        The phrase has the expected speed without the node, the speed with it, and the latency and throughput of its
+        link.
         """
         one = known[rank - 1]
         both = [other for at, other in enumerate(known, 1) if at in best.members or at == rank]
@@ -155,21 +156,20 @@ class PlannedSplit:
         return f"{self._speed(best)} expected without {', '.join(out)}{slower}: left out; --split equal uses every node"
 
     def _rate(self, known: Sequence[Neighbour]) -> str:
-        """Return a phrase with the tokens per second of all nodes of `known`; empty if nothing fits."""
+        """Return a phrase with the tokens per second of a layout over all nodes of `known`; empty if nothing fits."""
         try:
             return short_number(1 / self.layout(known, drop=False).streams(self.options.streams))
         except PlanError:
             return ""
 
     def _speed(self, layout: Layout) -> str:
-        """Return a phrase with the tokens per second of a layout, for the number of answers at once in the options."""
+        """Return a phrase with the tokens per second of a layout, for as many answers at once as the options say."""
         count = self.options.streams
         together = f" with {count} answers at once" if count > 1 else ""
         return f"{short_number(1 / layout.streams(count))} tok/s{together}"
 
 
 def _names(workers: Sequence[WorkerId]) -> tuple[bytes | str, ...]:
-    """Return each worker's key, or its address if it has no key."""
     return tuple(one.key or one.address for one in workers)
 
 
@@ -273,7 +273,7 @@ def _links(options: RunOptions) -> WorkerLinks:
 def split_of(layout: Layout) -> Split:
     """Return the stages of a layout, and the shares of every kind in whole units.
 
-    A kind that a stage lacks gets equal placeholder shares.
+    If no stage has units of a kind, that kind gets equal shares, which have no effect.
     """
     nodes = len(layout.problem.nodes)
     shares = {kind: [0.0] * nodes for kind in ("heads", "neurons", "experts", "shared")}

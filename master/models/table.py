@@ -29,7 +29,6 @@ def print_models(found: Sequence[ModelForecast], home: Home) -> None:
 
 
 def _machines(home: Home) -> str:
-    """Return a line that names the machines for which the speeds are."""
     memory = sum(machine.memory for machine in home.machines) / _GB
     if len(home.names) == 1:
         return f"for this machine, with {memory:.1f} GB of free memory"

@@ -60,21 +60,17 @@ def draw_charts(charts: Sequence[RooflineChart]) -> str:
 
 
 class _Axes:
-    """The mapping from intensities and operations per second to pixels."""
-
     def __init__(self, chart: RooflineChart, top: int) -> None:
         self.across, self.up = chart.span()
         self.left, self.right = _LEFT, _LEFT + _WIDTH
         self.top, self.bottom = top + _TOP, top + _HEIGHT - _BOTTOM
 
     def x(self, intensity: float) -> float:
-        """Return the distance from the left in pixels."""
         first, last = self.across
         at = (log10(intensity) - first) / (last - first)
         return round(self.left + min(max(at, 0.0), 1.0) * (self.right - self.left), 1)
 
     def y(self, performance: float) -> float:
-        """Return the distance from the top in pixels."""
         first, last = self.up
         at = (log10(performance) - first) / (last - first)
         return round(self.bottom - min(max(at, 0.0), 1.0) * (self.bottom - self.top), 1)

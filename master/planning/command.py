@@ -106,7 +106,6 @@ def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | 
 
 
 def _plan_node(model: str, dtype: str, as_json: bool, cache: Path, svg: Path | None, flags: dict[str, Any]) -> None:
-    """Plan the model on one machine; print the report with its speed."""
     shape, node, case = _case(model, dtype, cache, flags)
     refuse_idle(node.machine, flags)
     batch = _batch_report(node, case, svg, flags)
@@ -143,7 +142,7 @@ def _batch_report(node: PlannedNode, case: Case, svg: Path | None, flags: dict[s
 
 
 def _without_batches(config: ModelConfig) -> str:
-    """Return the reason why a run of this model makes no micro-batches; empty if it may."""
+    """Return the reason why a run of this model makes no micro-batches; empty if it may make them."""
     if part := config.host_only:
         return f"the {part} of {config.family} models cannot be computed in micro-batches; leave --batch out"
     return ""
@@ -166,7 +165,6 @@ def _case(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tuple[M
 
 
 def _draft_bytes(machine: NodeMachine, cache: Path, flags: dict[str, Any]) -> int:
-    """Return the bytes of the master's memory that `--draft` takes; 0 without it."""
     if flags["draft"] is None:
         return 0
     from master.planning.draft import draft_bytes  # imports what loads draft models
@@ -187,7 +185,7 @@ def _request(shape: ModelShape, flags: dict[str, Any]) -> Workload:
 
 
 def _files(cache: Path) -> list[Path]:
-    """Return the model files in the cache, which are on the disk that would be read."""
+    """Return the model files in the cache, on which the speed of the disk is measured."""
     return sorted((cache / "packs").glob("*/*.safetensors"))
 
 
@@ -196,7 +194,7 @@ def _plan_home(
 ) -> None:
     """Plan the model on the machines of a home; print each machine's part and the speed.
 
-    If workers would read from unmeasured disks, let the workers measure first, unless `measured` is True.
+    If workers would read from unmeasured disks, let the workers measure their disks first, unless `measured` is True.
     """
     home = home.without_bytes(_draft_bytes(home.machines[0], cache, flags))
     room = sum(machine.memory for machine in home.machines)
@@ -244,7 +242,6 @@ def _home_report(asked: HomeModel, drop: bool, stages: str) -> HomeReport | None
 
 
 def _dealt(asked: HomeModel) -> HomeSplit:
-    """Return the best split for requests that run one after the other."""
     return best_split(replace(asked, request=replace(asked.request, sequences=1)).problem)
 
 
@@ -277,10 +274,10 @@ def _node_flags(flags: dict[str, Any]) -> NodeFlags:
 
 
 def _size(flag: str, text: str) -> int:
-    """Return the bytes in the text of a flag; None if the flag was not given.
+    """Return the bytes in the text of a flag.
 
     Raises:
-        UsageError: if it is not a size, or 0.
+        UsageError: if the text is not a size, or the size is 0.
     """
     if not (size := parse_size(text, flag)):
         raise UsageError(f"{flag} 0 leaves nothing to plan with; give for example 600MiB or 4GiB")

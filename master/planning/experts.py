@@ -15,7 +15,10 @@ from worker.plan.modes.experts import CardSlots, recording_of, routed_experts
 
 @dataclass(frozen=True)
 class ExpertsReport:
-    """The accelerator's slots for experts. `still` is the seconds of the request if no expert is loaded on demand."""
+    """The accelerator's slots for experts.
+
+    `still` is the predicted seconds of the request if no expert is loaded on demand.
+    """
 
     plan: NodePlan
     slots: CardSlots
@@ -38,7 +41,7 @@ class ExpertsReport:
 
     @property
     def _each(self) -> int:
-        """The number of experts of each layer that has any."""
+        """Number of experts in each layer that has experts."""
         return self.slots.expert_count // len(self.there)
 
     def lines(self) -> list[str]:

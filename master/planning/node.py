@@ -105,7 +105,7 @@ def _measured(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNo
 
 
 def _rates(devices: Sequence[Device], flags: NodeFlags, cache: Path) -> list[Remembered[Accelerator]]:
-    """Return the figures of the accelerators. If one fails that the user did not name, warn and return none."""
+    """Return the figures of the accelerators; if an accelerator that `auto` found fails, warn and return none."""
     try:
         return [device_rates(each, cache, flags.remeasure) for each in devices]
     except Exception as error:
@@ -116,7 +116,6 @@ def _rates(devices: Sequence[Device], flags: NodeFlags, cache: Path) -> list[Rem
 
 
 def _opened(flags: NodeFlags) -> Sequence[Device]:
-    """Return the accelerators that are named or found."""
     if flags.devices in HOST_ONLY:
         return ()
     if flags.devices == (AUTO,):

@@ -113,7 +113,6 @@ def layer_blocks(shape: ModelShape) -> list[range]:
 
 
 def _layers(shape: ModelShape) -> Iterator[NodeLayer]:
-    """Yield the layers of a model, each as the list of its blocks."""
     for layer, numbers in enumerate(layer_blocks(shape)):
         yield NodeLayer(layer, tuple(replace(_block(at, shape.blocks[at]), layer=layer) for at in numbers))
 

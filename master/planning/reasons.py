@@ -20,7 +20,7 @@ def reasons(problem: Problem, chosen: OffloadChoice) -> list[str]:
 
 
 def _places(problem: Problem, chosen: OffloadChoice) -> Iterator[str]:
-    """Yield sentences: where segments outside the accelerator's memory are computed."""
+    """Yield sentences that say where segments outside the accelerator's memory are computed."""
     if problem.machine.accelerator is None:
         yield "without an accelerator the CPU computes everything"
         return
@@ -34,7 +34,7 @@ def _places(problem: Problem, chosen: OffloadChoice) -> Iterator[str]:
 
 
 def _others(problem: Problem, chosen: OffloadChoice) -> Iterator[str]:
-    """Yield the comparisons with the other place for keys and values, and with the other pipeline."""
+    """Yield comparisons with plans that put keys and values elsewhere, or that use the other pipeline."""
     kv, pipeline = chosen.offload.kv, chosen.offload.pipeline
     other_kv, other_pipeline = _OTHER_KV[kv], _OTHER_PIPELINE[pipeline]
     yield from _against(f"the {other_pipeline} pipeline", chosen, kv, other_pipeline)

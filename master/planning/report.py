@@ -164,7 +164,7 @@ class PlanReport:
 
 
 def _without_demand(case: Case) -> Candidate[OffloadChoice]:
-    """Return the plan in which weights move in a cycle, or not at all, to compare experts on demand with it."""
+    """Return the plan in which weights move in a cycle or not at all, to compare it with experts on demand."""
     return choose(replace(case, options=replace(case.options, pipeline="performance")))
 
 
@@ -178,5 +178,5 @@ def _percent(phase: PhaseForecast) -> dict[str, float]:
 
 
 def _finite(value: float) -> float | None:
-    """Return `value`; None for infinity, which JSON does not have."""
+    """Return `value`, or None for infinity, which JSON does not have."""
     return value if value < float("inf") else None

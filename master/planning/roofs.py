@@ -21,7 +21,7 @@ def charts_of(problem: BatchProblem, policy: BatchPolicy, head_dim: int) -> list
 
 
 def _attention(hierarchy: Hierarchy, problem: BatchProblem, head_dim: int) -> RooflineChart:
-    """Return the chart of attention. Its intensity depends on the format of keys and values, not on the batch."""
+    """Return the chart of attention, whose intensity depends on the format of keys and values, not on the batch."""
     layer = problem.layer
     values = layer.heads - layer.mixed  # bytes of a token's keys and values in float32
     lines = []

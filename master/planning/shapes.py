@@ -99,7 +99,6 @@ def _of_directory(directory: Path, config: str, dtype: str, room: int) -> ModelS
 
 @contextmanager
 def _opened(directory: Path, config: str) -> Iterator[tuple[Model, Source]]:
-    """Yield the model of a directory, with or without its weights."""
     fields = read_config(directory, config)
     if not any(directory.glob("*.safetensors")):
         yield from_config(fields, str(directory / config))

@@ -76,13 +76,12 @@ def _card(device: Accelerator) -> str:
 
 
 def _numbered(report: PlanReport) -> list[str]:
-    """Return the names of the accelerators that are used."""
     count = len(report.peaks.cards) if report.problem.machine.cards else 0
     return [numbered(_TIERS["gpu"], number) for number in range(1, count + 1)]
 
 
 def _segments(report: PlanReport, tiers: Sequence[Tier]) -> Iterator[tuple[str, ...]]:
-    """Yield rows: the segments in each memory tier, their size, and the devices that compute them."""
+    """Yield table rows with the segments in each memory tier, their size, and the devices that compute them."""
     for kind in KINDS:
         lying, computed = report.lying(kind), report.computed(kind)
         cells = [f"{lying[tier][0]}: {_size(lying[tier][1])}" if lying[tier][0] else "-" for tier in tiers]
@@ -96,7 +95,7 @@ def _where(counts: Mapping[str, int]) -> str:
 
 
 def _memories(report: PlanReport) -> Iterator[tuple[str, ...]]:
-    """Yield rows: the parts of each memory, their sum, and the limit."""
+    """Yield table rows with the parts of each memory, their sum, and the limit."""
     cards, host = report.problem.machine.cards, report.peaks.host
     parts = [*(report.peaks.cards if cards else ()), host]
     for part in fields(MemoryParts):
@@ -140,13 +139,12 @@ def _dealing(report: PlanReport) -> Iterator[str]:
 
 
 def _use(phase: PhaseForecast) -> str:
-    """Return the busy lanes as text, the busiest (the bottleneck) first."""
+    """Return the busy devices and links as text, the busiest (the bottleneck) first."""
     busy = sorted(phase.use.items(), key=lambda item: -item[1])
     return ", ".join(f"{_lane(lane)} {100 * part:.0f}%" for lane, part in busy if part >= _SHOWN)
 
 
 def _lane(lane: str) -> str:
-    """Return a lane's name in words, with the number of a second accelerator."""
     name, _, number = lane.partition(" ")
     return f"{_LANES[name]} {number}".rstrip()
 

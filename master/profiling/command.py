@@ -111,7 +111,7 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
 
 
 def _numbered(pack: "Pack", use: NeuronProfile, shares: Sequence[float], cache: Path) -> dict[str, Any] | None:
-    """Write the renumbered pack and return its figures; if it cannot be written, warn and return None."""
+    """Write the renumbered pack and return its figures; if the pack cannot be written, warn and return None."""
     from master.profiling.numbering import Numbering
     from tpi.progress import phase, warn
 
@@ -126,7 +126,6 @@ def _numbered(pack: "Pack", use: NeuronProfile, shares: Sequence[float], cache: 
 
 
 def _routed(pack: "Pack", tokens: "I32", kernels: "Kernels", predictors: bool) -> dict[str, Any]:
-    """Record which experts the tokens choose, for a model with experts; return the figures."""
     from master.profiling.routing import record_routing, routing_figures
     from tpi.pack.routing import NAME
     from tpi.progress import phase

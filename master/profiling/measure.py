@@ -37,7 +37,6 @@ def profile_model(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress)
 
 
 def _begun(pack: Pack, tokens: I32, path: Path) -> NeuronProfile:
-    """Return the stored profile of this pack and text, or an empty one."""
     of = text_id(pack, tokens)
     if path.exists() and (kept := load_profile(path)).of == of:
         return kept

@@ -92,7 +92,7 @@ class Numbering:
         save_orders(directory / NAME, self.orders, of)
 
     def _is_there(self, cache: Path, of: str, layers: Collection[int]) -> bool:
-        """Return True if the renumbered pack exists, is complete, and has predictors of exactly `layers`."""
+        """Return True if the renumbered pack exists, is complete, and has predictors of exactly the given `layers`."""
         try:
             kept = load_orders(self.path / NAME)[1]
             usage.load_profile(self.path / usage.NAME)

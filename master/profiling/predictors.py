@@ -90,7 +90,7 @@ def _check_memory(pack: Pack) -> None:
 
 
 def _check_disk(pack: Pack, tokens: I32, files: ExampleFiles) -> None:
-    """Check that the disk has room for the examples, counting those that were collected before.
+    """Check that the disk has room for the examples; examples that were collected before take no further room.
 
     Raises:
         WeightsError: if the disk is too full.

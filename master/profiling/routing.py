@@ -76,7 +76,6 @@ def routing_table(found: dict[str, Any]) -> str:
 
 
 def _begun(pack: Pack, tokens: I32, path: Path) -> RoutingRecord:
-    """Return the stored record of this pack and text, or an empty one."""
     manifest = (pack.path / MANIFEST).read_bytes()
     of = hashlib.sha256(manifest + np.array(tokens.shape, "<i4").tobytes() + tokens.astype("<i4").tobytes()).hexdigest()
     if path.exists() and (kept := load_routing(path)).of == of:
@@ -85,7 +84,6 @@ def _begun(pack: Pack, tokens: I32, path: Path) -> RoutingRecord:
 
 
 def _chosen(pack: Pack, piece: I32, kernels: Kernels) -> U16:
-    """Return the experts that a piece's tokens choose, `[tokens, layers, used]`."""
     found: list[U16] = []
 
     def note(layer: int, routing: Routing) -> None:

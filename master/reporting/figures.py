@@ -165,7 +165,9 @@ class RunFigures:
         ]
 
     def _held(self) -> dict[int, tuple[tuple[Range, ...], Shard]]:
-        """Return the layers that each node holds, one range for each of its stages, and its shard of them, by rank."""
+        """Return, by rank, the layers that each node holds, one range for each of its stages, and its shard of these
+        layers.
+        """
         held: dict[int, tuple[tuple[Range, ...], Shard]] = {}
         for stage in self._deployment.stages:
             for rank, shard in zip(stage.ranks, stage.shards, strict=True):
@@ -174,7 +176,7 @@ class RunFigures:
         return held
 
     def _waits(self, begun: Sequence[Stats], after: Sequence[Stats]) -> list[OtherWaits]:
-        """Return, by rank, the seconds per token that each node waits for disks, except for those of its own blocks.
+        """Return, by rank, the seconds per token that each node waits for disks, without the waits for its own blocks.
 
         They are computed from the totals `begun` and `after`.
         """

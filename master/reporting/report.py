@@ -94,7 +94,7 @@ def node_report(config: ModelConfig, node: NodeShare, before: Stats, after: Stat
 
 
 def _neurons(config: ModelConfig, shard: Shard) -> Range:
-    """Return the neurons of a dense FFN block or, if no layer has one, of each routed expert."""
+    """Return the neurons of a dense FFN block or, if no layer has such a block, of each routed expert."""
     if config.mixture is not None and not len(shard.ffn):
         return shard.expert.scaled(FFN_UNIT, config.mixture.width)
     return shard.ffn.scaled(FFN_UNIT, config.intermediate)
@@ -216,7 +216,6 @@ _COLUMNS = (
 
 
 def _cells(node: NodeReport) -> list[str]:
-    """Return one node's figures, in the order of `_COLUMNS`."""
     figures = (
         node.weight_bytes / MEGA,
         node.peak_rss_bytes / MEGA,
@@ -230,13 +229,12 @@ def _cells(node: NodeReport) -> list[str]:
 
 
 def _staged_cells(node: NodeReport) -> list[str]:
-    """Return the node's layers, the cells of `_cells`, and the time of its waits for other stages."""
     layers = ", ".join(map(_span, node.layers)) or "none"
     return [layers, *_cells(node), _short(node.hop_ms_per_token)]
 
 
 def _short(value: float) -> str:
-    """Format a number in at most five characters (up to 99999): one decimal below 1000, none above."""
+    """Format a number in at most five characters (up to 99999): one decimal below 1000, no decimal above."""
     return f"{value:.1f}" if value < 999.95 else f"{value:.0f}"
 
 

@@ -38,5 +38,7 @@ def _node_trace(cluster: Cluster, worker: RemoteWorker) -> NodeTrace:
 
 
 def _read_clock(cluster: Cluster, worker: RemoteWorker) -> tuple[int, int, int]:
-    """Return, in `tpi.trace.clock` nanoseconds, this process's clock, a worker's, and this process's afterwards."""
+    """Return three clocks in `tpi.trace.clock` nanoseconds: this process's, a worker's, and this process's
+    afterwards.
+    """
     return clock(), cluster.spans(worker, count=0).clock, clock()  # the order of the three calls matters

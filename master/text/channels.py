@@ -132,12 +132,12 @@ class ShownChannels:
 
 
 def _names_recipient(header: str) -> bool:
-    """Return True if a text before any marker is `to=` and a name, or may become such a text."""
+    """Return True if `header`, a text before any marker, is `to=` and a name, or may become such a text."""
     words = header.lstrip()
     return words.startswith("to=") or "to=".startswith(words)
 
 
 def _next(text: str) -> tuple[int, str]:
-    """Return the position of the first marker, and the marker; the length of `text` and "" if there is none."""
+    """Return the index of the first marker, and the marker; the length of `text` and "" if there is none."""
     found = [(at, marker) for marker in _MARKERS if (at := text.find(marker)) >= 0]
     return min(found, default=(len(text), ""))

@@ -83,13 +83,13 @@ class Controls:
 
     @cached_property
     def _spellings(self) -> Mapping[int, str]:
-        """The text of each control token, by its id."""
+        """Text of each control token, by the token's id."""
         added: Mapping[int, AddedToken] = self._fast.get_added_tokens_decoder()
         return {number: token.content for number, token in added.items() if self._is_control(token)}
 
     @cached_property
     def _unknown(self) -> int | None:
-        """The id of the token for characters that are not in the vocabulary; None if there is none."""
+        """Id of the token for characters that are not in the vocabulary; None if there is none."""
         named = getattr(self._fast.model, "unk_token", "<unk>")  # Unigram models do not name it
         return self._fast.token_to_id(named) if isinstance(named, str) else None
 

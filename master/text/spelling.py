@@ -37,7 +37,6 @@ def written(data: bytes) -> str:
 
 
 def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a decoder of Hugging Face's tokenizers, given as its JSON."""
     for step in decoder.get("decoders", ()):
         yield from _steps(step)
     if "type" in decoder:
@@ -45,7 +44,7 @@ def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _replaced(steps: list[dict[str, Any]]) -> dict[str, str]:
-    """Return pairs of a text in a token's piece and its replacement, for example U+2581 and a blank."""
+    """Return the texts that replace parts of a token's piece, for example a blank for U+2581."""
     patterns = {
         step["pattern"]["String"]: step["content"]
         for step in steps
@@ -63,7 +62,7 @@ def _of_pieces(piece: str, replaced: dict[str, str]) -> bytes:
 
 
 def _of_letters(piece: str) -> bytes:
-    """Return the bytes of a piece; a control token with other letters is encoded as it is."""
+    """Return the bytes of a piece; a control token with other letters is encoded as UTF-8."""
     letters = _letters()
     return bytes(letters[one] for one in piece) if all(one in letters for one in piece) else piece.encode()
 

@@ -36,7 +36,7 @@ class StopFilter:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest proper prefix of `stop` with which `text` ends."""
+    """Return the length of the longest beginning of `stop` with which `text` ends, the whole of `stop` excluded."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -172,7 +172,6 @@ class Tokenizer:
     def _rendering(
         self, turns: Sequence[Turn], names: Mapping[str, Any], replay: Mapping[int, Sequence[int]], continued: bool
     ) -> tuple[Rendering, dict[int, Sequence[int]]]:
-        """Return the rendered turns, and the tokens of earlier answers by index in `turns`."""
         messages, end = [dict(turn.message) for turn in turns], ""
         places = [(place, turn.index) for place, turn in enumerate(turns) if turn.index is not None]
         answers = {place: replay[index] for place, index in places if index in replay}

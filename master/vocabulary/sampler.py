@@ -187,7 +187,7 @@ def _logprobs(logits: F32, token: int, best: int) -> Logprobs:
 
 
 def _discourage(logits: F32, made: Sequence[int], settings: Sampling) -> F32:
-    """Subtract the penalties of the tokens `made`, add the bias, and exclude suppressed tokens."""
+    """Return `logits` less the penalties of the tokens `made`, plus the bias; exclude suppressed tokens."""
     often, once = settings.frequency_penalty, settings.presence_penalty
     penalised = bool(made) and (often != 0 or once != 0)
     if not penalised and not settings.bias and not settings.suppressed:
@@ -225,7 +225,7 @@ def _nucleus(probabilities: npt.NDArray[np.float64], top_p: float) -> npt.NDArra
 
 
 def _softmax(scores: npt.NDArray[np.float64], temperature: float) -> npt.NDArray[np.float64]:
-    """Return the probabilities of descending `scores`, of which the first is finite; for any temperature above 0."""
+    """Return the probabilities of descending `scores`, of which the first is finite, at a `temperature` above 0."""
     with np.errstate(over="ignore"):  # overflow to minus infinity is right for scores far below the best
         weights = np.exp((scores - scores[0]) / temperature)
     return np.asarray(weights / weights.sum())

@@ -201,6 +201,5 @@ def ask(
 
 
 def _within(seconds: float, wanted: Callable[[], bool]) -> Callable[[], bool]:
-    """Return a function that returns True while `wanted()` is True and `seconds` have not passed."""
     ends = time.monotonic() + seconds
     return lambda: wanted() and time.monotonic() < ends

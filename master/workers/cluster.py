@@ -186,7 +186,9 @@ class Cluster:
             raise TpiError("the run ends early")
 
     def watch(self, rank: int) -> bool:
-        """Return True if the worker of `rank` has made progress since the last call; for `Endpoints.watch`.
+        """Return True if the worker of `rank` has made progress since the last call.
+
+        This is the function for `Endpoints.watch`.
 
         Raises:
             NodeError: if any worker failed, was stopped, or is lost.
@@ -198,7 +200,10 @@ class Cluster:
         return progress is not None and progress != self._watched[rank]
 
     def awaited(self, rank: int) -> int:
-        """Return the rank for which the worker of `rank` waits, else `rank` itself; for `Endpoints.awaited`."""
+        """Return the rank for which the worker of `rank` waits or, if it waits for none, `rank` itself.
+
+        This is the function for `Endpoints.awaited`.
+        """
         return last_awaited(rank, [worker.heartbeats.missed for worker in self.workers])
 
     def stats(self, waits: Sequence[OtherWaits] = ()) -> list[Stats]:
@@ -332,7 +337,7 @@ class Cluster:
             worker.heartbeats.ask(now)
 
     def _take_in(self) -> bool:
-        """Process the messages that have arrived, storing errors. Return True while a round trip is measured."""
+        """Process the messages that have arrived, and store errors; return True while a round trip is measured."""
         for worker in self.workers:
             worker.serve()
         now = since_boot()
@@ -348,13 +353,11 @@ class Cluster:
                 worker.send(question)
 
     def _pump(self, milliseconds: int) -> None:
-        """Wait for messages for at most `milliseconds`, then process them."""
         with self._keeper.lock:
             self._listen(milliseconds)
             self.poll()
 
     def _listen(self, milliseconds: int) -> None:
-        """Wait until a message arrives, for at most `milliseconds`."""
         poller = zmq.Poller()
         for one in (*(each for worker in self.workers for each in worker.sockets), *self.recruits.sockets):
             poller.register(one, zmq.POLLIN)
@@ -388,7 +391,7 @@ class Cluster:
         tell_apart(self.workers)
 
     def _not_met(self, awake: Awake, seconds: float) -> NodeError | None:
-        """Wait until all workers have answered; return the error of the first that does not, or None."""
+        """Wait until all workers have answered; return the error of the first worker that does not, or None."""
         with meeting(self.workers) as first_words:
             try:
                 self.wait(lambda: first_words.met(awake()), seconds, first_words.no_answer)

@@ -121,7 +121,7 @@ def _require_loopback() -> None:
     """Check that loopback connections work, which the workers need.
 
     Raises:
-        UsageError: if they fail.
+        UsageError: if a loopback connection fails.
     """
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:

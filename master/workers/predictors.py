@@ -124,7 +124,9 @@ def _same_pack(asked: RunOptions) -> str:
 
 
 def _frequency(pack: Pack) -> F64 | None:
-    """Return how often each neuron is active, `[layers, neurons]`, or None if no matching profile says."""
+    """Return how often each neuron is active, `[layers, neurons]`, or None if the pack has no profile of all
+    neurons.
+    """
     path = pack.path / PROFILE
     if not path.exists():
         return None

@@ -28,7 +28,7 @@ class _Call:
 
     @property
     def met(self) -> bool:
-        """True if a worker has answered."""
+        """True if a worker has answered this call."""
         return self.worker is not None and self.worker.hello is not None
 
 
@@ -94,12 +94,12 @@ class Recruits:
 
     @property
     def called(self) -> list[RemoteWorker]:
-        """Return the workers that are being called or have answered."""
+        """The workers that are being called or have answered."""
         return [one.worker for one in self._calls if one.worker]
 
     @property
     def ready(self) -> list[RemoteWorker]:
-        """Return the workers that have answered and may be used now."""
+        """The workers that have answered and may be used now."""
         return [worker for worker in self.called if _free(worker) and (self.look_over is None or worker.admitted)]
 
     @property
@@ -121,7 +121,9 @@ class Recruits:
         self._forget(self._calls)
 
     def _found(self, found: _Call) -> None:
-        """Stop the calls to the worker of `found` at its other addresses, known and announced ones."""
+        """Stop the calls to the same worker at its other addresses, known and announced ones; `found` is the call it
+        answered.
+        """
         key = found.worker.key if found.worker else b""
         others = [one for one in self._calls if key and one.key == key and not one.met]
         if found.announced:
@@ -148,5 +150,8 @@ class Recruits:
 
 
 def _free(worker: RemoteWorker) -> bool:
-    """Return True if the worker serves this master already and computes nothing. A worker that hangs is never free."""
+    """Return True if the worker serves this master already and computes nothing.
+
+    A worker that hangs is never free.
+    """
     return worker.hello is not None and worker.connected and worker.idle

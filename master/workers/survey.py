@@ -113,7 +113,7 @@ class WorkerLinks:
             cache.save(self._file, ends, {pair: link for pair, link in found.items() if link}, {})
 
     def _lacking(self, ends: Sequence[str]) -> list[Pair]:
-        """Return the pairs whose link is not known and was not found to be impossible to measure."""
+        """Return the pairs whose link is not known, without pairs whose measurement has failed before."""
         known = self.between(ends)
         return [
             (a, b)
@@ -161,7 +161,7 @@ def measure(cluster: Cluster, wanted: Sequence[Pair]) -> dict[Pair, Link | None]
 
 
 def _measure_at_once(cluster: Cluster, pairs: Sequence[Pair], seconds: float) -> dict[Pair, Link | None]:
-    """Return the links of pairs that have no worker in common."""
+    """Measure the links of pairs that have no worker in common, all at once; return the links."""
     numbers = {pair: secrets.randbits(64) for pair in pairs}
     for (a, b), number in numbers.items():
         one, other = cluster.workers[a], cluster.workers[b]
@@ -178,11 +178,10 @@ def _measure_at_once(cluster: Cluster, pairs: Sequence[Pair], seconds: float) ->
 
 
 class _LateError(TpiError):
-    """Raised if workers do not answer in time."""
+    """Error of a measurement that workers do not finish in time."""
 
 
 def _link(cluster: Cluster, index: int, number: int) -> Link | None:
-    """Return the link that the worker at `index` measured for question `number`; None if that failed."""
     answer = _answer(cluster, index, number)
     if answer is None or not answer.latency_s or not answer.bytes_per_s:
         return None

@@ -138,7 +138,7 @@ class WeightServer:
     def _late(self, need: Need) -> bool:
         """Return True if an earlier plan allows the request `need` and the current plan does not.
 
-        The worker then sent it before it received the current plan.
+        The worker then sent the request before it received the current plan.
         """
         return not _within(self._allowed, need) and any(_within(earlier, need) for earlier in self._over)
 

@@ -42,7 +42,6 @@ class Backlog:
 
 
 def _size(what: list[Event] | TpiError) -> int:
-    """Return the approximate size of events in bytes; 0 for an error."""
     return sum(map(_event_size, what)) if isinstance(what, list) else 0
 
 

@@ -38,8 +38,6 @@ def close_objects(schema: Any) -> Any:
 
 
 class _Closing:
-    """The conversion of one schema; `result` is the schema with its objects closed."""
-
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
         self._steps = 0
@@ -47,9 +45,8 @@ class _Closing:
         self.result = self._schema(root, "#", part=False)
 
     def _schema(self, schema: Any, at: str, part: bool) -> Any:
-        """Return the schema at the JSON pointer `at` with its objects closed.
-
-        If it is a `part` of a larger object, leave it open.
+        """Return the schema at the JSON pointer `at` with its objects closed; leave it open if it is a `part` of an
+        object.
         """
         if not isinstance(schema, dict):
             return schema
@@ -69,7 +66,6 @@ class _Closing:
         return {**kind, **found, "properties": properties, "additionalProperties": False}
 
     def _below(self, key: str, value: Any, at: str, part: bool) -> Any:
-        """Return the keyword's `value` with the objects of all its schemas closed."""
         inner = part and key in _PARTS
         if isinstance(value, list) and key in _LISTED:
             return [self._schema(one, f"{at}/{index}", inner) for index, one in enumerate(value)]
@@ -83,7 +79,6 @@ class _Closing:
         return ref is not None and not any(key in schema for key in (*_PARTS, "properties")) and ref not in self._bases
 
     def _found_bases(self) -> set[str]:
-        """Return the references to definitions that are parts of larger objects. Such definitions stay open."""
         bases, stack = set[str](), [(self._root, False)]
         while stack:
             one, part = stack.pop()
@@ -103,10 +98,11 @@ class _Closing:
         return bases
 
     def _names(self, schema: Schema) -> list[str] | None:
-        """Return all properties of the object; None if it names none, is open, or cannot be resolved completely.
+        """Return the names of all properties of the object; None if it names none, is open, or cannot be resolved
+        completely.
 
-        The properties are in the schema's order, because answers have the same order. Properties that
-        are required but have no schema come last.
+        The names are in the schema's order, because answers have the same order. Properties that are required but have
+        no schema come last.
         """
         described, needed, seen, named = dict[str, None](), dict[str, None](), set[str](), False
         parts: list[Any] = [schema]
@@ -145,7 +141,7 @@ class _Closing:
 
 
 def _is_union(schema: Schema) -> bool:
-    """Return True if the schema has only `anyOf` or `oneOf`, so that each alternative is closed by itself."""
+    """Return True if the schema is only a choice (`anyOf` or `oneOf`), so that each alternative is closed by itself."""
     own = ("$ref", "allOf", "patternProperties", "properties", "required", *_OPEN)
     return ("anyOf" in schema or "oneOf" in schema) and not any(key in schema for key in own)
 

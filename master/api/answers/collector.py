@@ -105,11 +105,11 @@ class Collector:
 
     @property
     def _enough(self) -> bool:
-        """True if the request allows only one call and the answer has it."""
+        """True if the request allows only one tool call and the answer has it."""
         return self._prepared.answer_format.one_call and bool(self._calls)
 
     def _events(self, pieces: list[Piece]) -> list[Event]:
-        """Return `pieces` as events: give each call an id, and each text its log probabilities.
+        """Return `pieces` as events: give each tool call an id, and each text its log probabilities.
 
         If only one call is allowed, drop all pieces after it.
         """
@@ -132,7 +132,7 @@ class Collector:
         return events
 
     def _remember(self) -> None:
-        """Store the answer's tokens by their text, so that later prompts with the answer are encoded the same way.
+        """Store the answer's tokens by their text, so that later prompts that contain the answer get the same tokens.
 
         Do nothing if the answer was cut short, because the client then sends back a different text.
         """

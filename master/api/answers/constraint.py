@@ -92,7 +92,7 @@ class GrammarConstraint:
         return found
 
     def allowed(self, tokens: Sequence[int]) -> int:
-        """Return how many of `tokens`, from the first on, the grammar allows; 0 where it is complete."""
+        """Return how many of `tokens`, from the first on, the grammar allows; 0 if the grammar is complete."""
         if not tokens or self._matcher.is_stopped() or self.share.is_slow:
             return 0
         began = thread_time()
@@ -102,7 +102,7 @@ class GrammarConstraint:
 
 
 class GrammarShare:
-    """The size of one compiled grammar in bytes, and the processor time by which it delays answers.
+    """The size of one compiled grammar in bytes, and the processor time by which it delays other answers.
 
     All other answers wait while the mask of a slow grammar is computed. One slow token is allowed, but not several in a
     row, and not one in each of many answers.
@@ -225,8 +225,8 @@ class Grammars:
         """Try the grammar in a child process and return its approximate size in bytes.
 
         Raises:
-            RequestError: if it takes too much memory or time.
-            BusyError: if this machine is too busy to try it.
+            RequestError: if the grammar takes too much memory or time.
+            BusyError: if this machine is too busy to try the grammar.
         """
         key = sha256(lark.encode()).digest()
         if key in self._costly:
@@ -276,7 +276,7 @@ def _refused(said: str, field: str, name: str) -> RequestError:
 
 
 def _reason(said: str) -> str:
-    """Return the reason in llguidance's message, without the grammar that the message quotes."""
+    """Return the reason that llguidance's message gives, without the grammar that the message quotes."""
     reason = _QUOTED.split(said.strip(), maxsplit=1)[0]
     reason = " ".join(_PLACE.sub("", reason).split())
     keys = _KEYS.fullmatch(reason)

@@ -12,7 +12,7 @@ Reason = Literal["stop", "length", "tool_calls", "cancelled"]
 class TokenLogprob:
     """A token of an answer with its log probability, and the most likely tokens in its place with theirs.
 
-    `text` and `data` are the token as text and as bytes; `at` is where it begins in the answer, in characters.
+    `text` and `data` are the token as text and as bytes; `at` is the index of its first character in the answer.
     """
 
     text: str
@@ -24,7 +24,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class TextPiece:
-    """More text of the answer. `logprobs` has the tokens since the last piece of any kind."""
+    """A further piece of the answer's text. `logprobs` has the tokens since the last piece of any kind."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -32,7 +32,7 @@ class TextPiece:
 
 @dataclass(frozen=True)
 class ReasoningPiece:
-    """More of the model's reasoning, which precedes its answer."""
+    """A further piece of the model's reasoning, which precedes its answer."""
 
     text: str
 

@@ -59,7 +59,9 @@ class AnswerFormats:
         return family_of(self._tokenizer.tool_template, None if self.channels else traits.call_marks)
 
     def spelled(self, with_tools: bool) -> frozenset[int]:
-        """Return the control tokens that parsers read as text: reasoning tags; `with_tools`: also marks of calls."""
+        """Return the control tokens that parsers read as text: reasoning tags and, if `with_tools`, the marks of
+        tool calls.
+        """
         found = self._spelled
         if with_tools:
             found |= self._tokenizer.controls_in(self.family.marks.whole) - self._tokenizer.eos_ids
@@ -84,7 +86,9 @@ class AnswerFormats:
         return AnswerFormat(NoTools, grammar, wanted.grammar_field)
 
     def for_chat(self, ask: ChatRequest, begun: bool) -> AnswerFormat:
-        """Return the form of an answer to a conversation. `begun`: the prompt ends inside the model's reasoning."""
+        """Return the form of an answer to a conversation. `begun` is True if the prompt ends inside the model's
+        reasoning.
+        """
         answer, field = self._grammar(ask)
         grammar = None if answer is None else grammars.whole(answer, self.thinking, begun, self._literal)
 
@@ -98,7 +102,6 @@ class AnswerFormats:
         return AnswerFormat(parser, grammar, field, bool(ask.use.tools) and not ask.use.several, parts)
 
     def _grammar(self, ask: ChatRequest) -> tuple[str | None, str]:
-        """Return the grammar of the answer without its reasoning, and the request field that it comes from."""
         use, wanted = ask.use, ask.options
         tools = [dict(tool) for tool in use.tools if use.only in (None, tool["name"])]
         if use.forced:
@@ -121,10 +124,9 @@ class AnswerFormats:
 
 
 def _parts(use: ToolOptions) -> tuple[tuple[str, str], ...]:
-    """Return the name and the grammar of each tool's arguments."""
     return tuple((f"the tool {tool['name']}", grammars.of_schema(grammars.arguments_of(tool))) for tool in use.tools)
 
 
 def _strict(use: ToolOptions) -> list[dict[str, Any]]:
-    """Return each tool's name and parameters for a grammar; tools that are not strict get a schema of any object."""
+    """Return each tool's name and parameters for a grammar; tools that are not strict may take any object."""
     return [dict(tool) if tool["name"] in use.strict else {"name": tool["name"]} for tool in use.tools]

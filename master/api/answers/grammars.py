@@ -50,7 +50,7 @@ def of_pattern(pattern: str) -> str:
 
 
 def of_calls(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, literal: Literal) -> str:
-    """Return a grammar of one call of one of `tools` (name and parameters); with `several`, of one or more calls."""
+    """Return a grammar of one call of one of `tools` (name and parameters) or, with `several`, of one or more calls."""
     return f"answer: {literal(family.marker)} tail\n{_tail(family, tools, several, literal)}"
 
 
@@ -92,7 +92,7 @@ def either(calls: str, said: str) -> str:
 def whole(answer: str, thinking: tuple[str, str] | None, begun: bool, literal: Literal) -> str:
     """Return the grammar of a complete output: the reasoning, if the model has tags for it, then the answer.
 
-    `begun`: the prompt already ends with the opening tag. `literal` is from `literal_of`.
+    `begun` is True if the prompt already ends with the opening tag. `literal` is a function from `literal_of`.
     """
     if thinking is None:
         return f"start: answer\n{answer}"
@@ -116,7 +116,6 @@ def literal_of(control: Callable[[str], int | None]) -> Literal:
 
 
 def _merged(parts: Sequence[str | int]) -> list[str | int]:
-    """Return the parts with adjacent texts joined and empty texts removed."""
     found: list[str | int] = []
     for part in parts:
         if isinstance(part, str) and found and isinstance(found[-1], str):
@@ -127,7 +126,7 @@ def _merged(parts: Sequence[str | int]) -> list[str | int]:
 
 
 def _divided(literal: str) -> tuple[str, str]:
-    """Split a text in the grammar's syntax after its first string or control token; return both pieces."""
+    """Split a text in the grammar's syntax after its first string or control token; return both parts."""
     first = re.match(r'"(?:[^"\\]|\\.)*"|<\[\d+\]>', literal)
     assert first
     return first[0], literal[first.end() :]
@@ -143,7 +142,7 @@ def _until(rule: str, mark: str, literal: Literal) -> str:
 
 
 def _json(schema: Any) -> str:
-    """Return a schema as JSON. If the schema is a dict, add llguidance's option for white space."""
+    """Return a schema as JSON. If it is a dict, add llguidance's option that determines the white space."""
     return json.dumps({**schema, "x-guidance": _SPACED} if isinstance(schema, dict) else schema)
 
 
@@ -152,7 +151,7 @@ def _quoted(text: str) -> str:
 
 
 def _tail(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, literal: Literal) -> str:
-    """Return the rule `tail`: calls without their first marker."""
+    """Return the rule `tail` for the calls of an answer after their first marker."""
     calls = LearntCalls(family.marks, literal, _json, lambda rule, mark: _until(rule, mark, literal))
     return calls.tail(family.marker, [(tool["name"], arguments_of(tool)) for tool in tools], several)
 

@@ -44,7 +44,7 @@ class LearntCalls:
         return "\n".join([f"tail: {first} call {closing} {more} {section_end}", *self._rules])
 
     def _objects(self, tools: Sequence[Tool], several: bool) -> dict[str, Any]:
-        """Return the schema of a call as one object, or of the array of all calls."""
+        """Return the schema of a call as one object; with `several`, of the array of all calls."""
         name_key, arguments_key = self._marks.name_key, self._marks.arguments_key
         before = {self._marks.id_key: {"type": "string", "pattern": _ID_PATTERN}} if self._marks.id_key else {}
         calls, definitions = list[Any](), dict[str, Any]()
@@ -60,14 +60,16 @@ class LearntCalls:
         return {**(array if self._marks.array else {"anyOf": calls}), "$defs": definitions}
 
     def _call(self, index: int, name: str, schema: Mapping[str, Any]) -> str:
-        """Return an expression for a call from its name to its last argument."""
+        """Return the grammar's expression for a call, from the tool's name to the last argument."""
         begin = f"{self._literal(name)} {self._literal(self._marks.name_end)}"
         if self._marks.kind == "json":
             return f"{begin} %json {self._json(schema)}"
         return f"{begin} {self._arguments(index, schema)}"
 
     def _arguments(self, index: int, schema: Mapping[str, Any]) -> str:
-        """Return an expression for the arguments: required ones, then optional ones, each in the schema's order."""
+        """Return the grammar's expression for the arguments: required ones, then optional ones, each in the schema's
+        order.
+        """
         marks, properties = self._marks, schema.get("properties")
         between = self._literal(marks.between)
         if not isinstance(properties, Mapping) or (not properties and schema.get("additionalProperties") is not False):
@@ -91,7 +93,7 @@ class LearntCalls:
     def _properties(
         self, index: int, properties: Mapping[str, Any], schema: Mapping[str, Any]
     ) -> Iterator[tuple[str, str]]:
-        """Yield each key and the expression for its argument."""
+        """Yield each argument's name, and the grammar's expression for the argument."""
         marks = self._marks
         for place, (key, kind) in enumerate(properties.items()):
             rule = f"v{index}x{place}"
@@ -121,13 +123,12 @@ class LearntCalls:
         return f"{rule}: %json {self._json({**moved(known, '#/$defs/tool'), **root})} {self._literal(end)}"
 
     def _literal(self, text: str) -> str:
-        """Return a text in the grammar's syntax; a placeholder for an id matches any word."""
+        """Return a text in the grammar's syntax, in which a placeholder for an id matches any word."""
         parts = [self._write(part) if part else "" for part in text.split(ANY)]
         return " ID ".join(parts).strip() if text else ""
 
 
 def _refers(schema: Any) -> bool:
-    """Return True if a schema contains `$ref`."""
     if isinstance(schema, Mapping):
         return "$ref" in schema or any(map(_refers, schema.values()))
     return isinstance(schema, list) and any(map(_refers, schema))

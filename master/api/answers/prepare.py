@@ -1,6 +1,6 @@
 """Preparation of a request: token ids, grammar and parser.
 
-The calls may be slow, so the server makes them on a thread of their own.
+Preparing may be slow, so the server does it on a thread of its own.
 """
 
 from array import array
@@ -44,7 +44,7 @@ class Preparer:
 
     @property
     def own_grammars(self) -> frozenset[str]:
-        """The grammars of answers that are any JSON object, the only grammars that do not depend on a request."""
+        """The grammars of answers that are any JSON object. No other grammar is independent of the request."""
         return self._formats.any_object
 
     def chat(self, ask: ChatRequest) -> PreparedRequest:
@@ -98,7 +98,8 @@ class Preparer:
         """Return the template variables for the reasoning effort.
 
         Raises:
-            RequestError: if the client set the effort in a field of its own and the template has no such variable.
+            RequestError: if the client set the effort in the request field for it and the template has no such
+            variable.
         """
         found: dict[str, object] = {}
         if ask.effort is None and ask.thinking is None:
@@ -115,7 +116,9 @@ class Preparer:
         return found
 
     def _refuse_unread(self, ask: ChatRequest) -> None:
-        """Raise RequestError for variables that the template does not read, unless they have the default values."""
+        """Raise RequestError for given variables that the template does not read, unless they have the default
+        values.
+        """
         given = {name: value for name, value in ask.template.items() if name != "add_generation_prompt"}
         unread = given.keys() - self._tokenizer.names_read(bool(ask.use.tools)) if given else ()
         thinks = self._formats.thinking is not None
@@ -132,7 +135,6 @@ class Preparer:
         return self._tokenizer.traits(bool(ask.use.tools)).switches
 
     def _sized(self, tokens: list[int], wanted: GenerationOptions, field: str) -> tuple[Sequence[int], int]:
-        """Return the prompt as an array, and the maximum number of tokens of its answer."""
         if not tokens:
             raise RequestError("the prompt is empty", field)
         if len(tokens) >= self._context:
@@ -141,7 +143,6 @@ class Preparer:
         return array("i", tokens), room if wanted.tokens is None else min(wanted.tokens, room)
 
     def _echo(self, ask: TextRequest) -> str:
-        """Return the prompt's text if the answer is to begin with it, else ""."""
         if not ask.echo:
             return ""
         return ask.prompt if isinstance(ask.prompt, str) else self._tokenizer.spelling(ask.prompt)
@@ -164,7 +165,6 @@ class Preparer:
         return RequestError(said, field, "context_length_exceeded")
 
     def _begun(self, ask: ChatRequest, tokens: Sequence[int]) -> bool:
-        """Return True if the prompt ends inside the model's reasoning."""
         if self._formats.thinking is None:
             return False
         if ask.continued and ask.messages[-1]["content"]:

@@ -11,7 +11,10 @@ from master.vocabulary.sampler import Sampling
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Settings for `count` answers to one prompt, each of at most `tokens` tokens (None: the rest of the context)."""
+    """Settings for `count` answers to one prompt.
+
+    Each answer has at most `tokens` tokens; None: as many as fit into the context.
+    """
 
     sampling: Sampling = field(default_factory=Sampling)
     tokens: int | None = None

@@ -173,7 +173,7 @@ class Service:
         return [compiled.copy() for _ in range(count)]
 
     def _blame(self, parts: Sequence[tuple[str, str]], field: str) -> None:
-        """Raise RequestError for the first of `parts` whose grammar fails by itself; do nothing if all compile."""
+        """Raise RequestError, which names the part, if the grammar of one of `parts` cannot be compiled by itself."""
         for name, grammar in parts:
             self._grammars.compiled(f"start: answer\n{grammar}", field, f"{field}: {name}")
 
@@ -213,14 +213,13 @@ class _Done:
 
 
 async def _within(thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
-    """Run a function on a thread and return its result; if cancelled in the queue, never call it."""
     return await asyncio.get_running_loop().run_in_executor(thread, function)
 
 
 def _sampler(
     constraint: GrammarConstraint | None, wanted: GenerationOptions, index: int, defaults: SamplingDefaults
 ) -> Sampler:
-    """Return the sampler of answer number `index`. With a seed, each answer draws different but repeatable tokens."""
+    """Return the sampler of answer number `index`; with a seed, each answer draws different but repeatable tokens."""
     sampling, seed = defaults.under(wanted.sampling), wanted.sampling.seed
     if index and seed not in (None, RANDOM_SEED):
         assert seed is not None

@@ -100,7 +100,7 @@ def expanded(pattern: str) -> int:
 
 
 def _patterns(lark: str) -> Iterator[str]:
-    """Yield the texts of a grammar that may be regular expressions with counts."""
+    """Yield the texts in a grammar that may be regular expressions with repetition counts."""
     for found in _STRING.finditer(lark):
         if "{" in found[0]:
             yield json.loads(found[0])

@@ -74,7 +74,6 @@ class FairLock:
             raise
 
     def _leave(self, client: str, turn: asyncio.Future[None]) -> None:
-        """Remove a cancelled call from the queue of `client`, so that it does not count as waiting."""
         line = self._lines.get(client, deque())
         if turn in line:
             line.remove(turn)
@@ -82,14 +81,12 @@ class FairLock:
             self._lines.pop(client, None)
 
     def _turn_away(self) -> None:
-        """Raise BusyError in the latest waiting call of the client that has the most waiting calls."""
         latest = max(self._lines.values(), key=len).pop()
         if not latest.done():  # otherwise it was cancelled at this moment
             said = f"{self._most} requests are already waiting for their text to be prepared; try again later"
             latest.set_exception(BusyError(said))
 
     def _pass_on(self) -> None:
-        """Give the lock to the next waiting client."""
         self._busy = False
         while self._lines:
             client = next(iter(self._lines))

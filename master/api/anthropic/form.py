@@ -198,7 +198,7 @@ def _tool(tool: AnthropicTool) -> dict[str, Any]:
 
 
 def _messages(turn: AnthropicTurn, field: str) -> list[Message]:
-    """Return the messages of one turn. Tool results become messages of their own, before the others."""
+    """Return the messages of one turn; tool results become messages of their own, before the others."""
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
     results = [
@@ -217,7 +217,6 @@ def _messages(turn: AnthropicTurn, field: str) -> list[Message]:
 
 
 def _result(block: ContentBlock) -> str:
-    """Return a tool's result as one text, which begins with "Error" if the tool failed."""
     text = result_text(block.content)
     failed = block.is_error and not text.lower().startswith("error")
     return f"Error: {text}" if failed else text

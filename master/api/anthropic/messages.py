@@ -50,7 +50,6 @@ def message_routes(state: ApiState) -> APIRouter:
 
 
 def _ignored_headers(ignored: Sequence[str]) -> dict[str, str]:
-    """Return the header that names the settings that the model's chat template cannot express."""
     fields = ["output_config.effort" if name == "effort" else name for name in ignored]
     return {FIELDS_HEADER: ", ".join(fields)} if fields else {}
 
@@ -132,7 +131,7 @@ class Blocks:
 
 
 def _usage(ended: Ended) -> dict[str, Any]:
-    """Return the token counts. Tokens whose KV cache was reused are counted separately."""
+    """Return the token counts in Anthropic's form, which counts tokens with a reused KV cache separately."""
     return {
         "input_tokens": ended.prompt_tokens - ended.cached,
         "cache_creation_input_tokens": 0,
@@ -153,5 +152,4 @@ def _sent(event: dict[str, Any]) -> str:
 
 
 def _failed(failure: ApiFailure) -> list[str]:
-    """Return the lines that end a stream with an error."""
     return [data(anthropic_form(failure), "error")]

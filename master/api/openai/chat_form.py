@@ -196,7 +196,7 @@ class ChatForm(CommonFields):
         return tool_use(tools, word, choice, self.parallel_tool_calls is not False, others)
 
     def _is_continued(self, use: ToolOptions, formed: bool) -> bool:
-        """Return True if the answer continues the last message; raise RequestError if that is impossible."""
+        """Return True if the answer continues the last message; raise RequestError if it cannot."""
         last, place = self.messages[-1], f"messages[{len(self.messages) - 1}].prefix"
         field = "continue_final_message" if self.continue_final_message else place
         if any(message.prefix for message in self.messages[:-1]):

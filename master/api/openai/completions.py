@@ -79,7 +79,7 @@ def completion_routes(state: ApiState) -> APIRouter:
 
 
 async def _begun(state: ApiState, asks: Sequence[TextRequest]) -> list[PendingAnswer]:
-    """Start the answers to all prompts; return them in order."""
+    """Start the answers to all prompts; return them in order. If one cannot start, cancel the others."""
     answers: list[PendingAnswer] = []
     try:
         for ask in asks:
@@ -130,7 +130,6 @@ async def _stream(answers: Sequence[PendingAnswer], base: dict[str, Any], form: 
 
 
 def _usage(ends: Sequence[Ended], count: int) -> dict[str, Any]:
-    """Return the token counts of all prompts, each with `count` answers."""
     total = usage(ends[:count])
     for first in range(count, len(ends), count):
         more = usage(ends[first : first + count])

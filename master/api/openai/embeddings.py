@@ -71,7 +71,7 @@ def model_routes(state: ApiState) -> APIRouter:
 
 
 async def _all(state: ApiState, form: EmbeddingForm, model: str, request: Request) -> dict[str, Any]:
-    """Return the embeddings, computed one after the other so that they do not delay other clients."""
+    """Return the embeddings of all inputs, computed one after the other so that they do not delay other clients."""
     found, tokens = [], 0
     for index, prompt in enumerate(prompts_of(form.input)):
         vector, count = await state.service.embed(

@@ -75,7 +75,7 @@ def messages_of(items: Sequence[InputItem | OtherItem], known: Mapping[str, Mess
 
 
 def _append(messages: list[Message], item: InputItem, field: str, known: Mapping[str, Message]) -> None:
-    """Append one item to the messages. A call is added to the assistant's message before it."""
+    """Append one item to the messages; a function call is added to the assistant's message before it."""
     if item.type == "message":
         if item.role is None or item.content is None:
             raise RequestError("a message needs role and content", field, "invalid_value")
@@ -128,7 +128,7 @@ def _add_call(messages: list[Message], call_id: str, name: str, arguments: Any) 
 
 
 def _append_known(messages: list[Message], turn: Message) -> None:
-    """Append a turn. Calls directly after a message of the assistant are added to that message."""
+    """Append a turn; calls directly after a message of the assistant are added to that message."""
     calls = turn.get("tool_calls")
     if calls and messages and messages[-1]["role"] == "assistant":
         last = messages.pop()

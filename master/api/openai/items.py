@@ -115,7 +115,9 @@ class Items:
         }
 
     def _grow(self, kind: str, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[Sent]:
-        """Add text to the message or the reasoning in progress; begin it if necessary."""
+        """Add text to the message or reasoning in progress, or to a new one if an item of another type is in
+        progress.
+        """
         said = [] if self._open and self._open["type"] == kind else self._close() + self._begin(kind)
         assert self._open is not None
         tokens = self._said(logprobs)
@@ -135,7 +137,7 @@ class Items:
         return [*said, part]
 
     def _close(self) -> list[Sent]:
-        """Complete the item in progress."""
+        """Complete the item in progress, and return the stream events that report it."""
         item, self._open = self._open, None
         if item is None:
             return []
@@ -176,30 +178,25 @@ class Items:
         return {"type": kind, "sequence_number": next(self._numbers), **more}
 
     def _said(self, logprobs: Sequence[TokenLogprob]) -> list[Sent]:
-        """Return the tokens' log probabilities if the request asks for them, else an empty list."""
         content: list[Sent] = chat_logprobs(logprobs)["content"] if self._form.with_logprobs else []
         return content
 
 
 def _call_of(item: dict[str, Any]) -> dict[str, Any]:
-    """Return a function call's item as a call in a message."""
     function = {"name": item["name"], "arguments": json.loads(item["arguments"])}
     return {"id": item["call_id"], "type": "function", "function": function}
 
 
 def _if_asked(asked: object, **fields: Any) -> dict[str, Any]:
-    """Return `fields`, the settings in use, if the request gave `asked` (not None); else an empty dict."""
     return fields if asked else {}
 
 
 def _choice(form: ResponsesForm) -> str | dict[str, Any]:
-    """Return `tool_choice` as the request has it."""
     choice = form.tool_choice
     return choice if isinstance(choice, str) else choice.model_dump(exclude_none=True) if choice else "auto"
 
 
 def _format(form: ResponsesForm) -> dict[str, Any]:
-    """Return the text format as the request has it."""
     if form.text is None or form.text.format is None:
         return {"type": "text"}
     return form.text.format.model_dump(by_alias=True, exclude_none=True)

@@ -66,5 +66,4 @@ def _sent(event: dict[str, Any]) -> str:
 
 
 def _failed(items: Items, failure: ApiFailure) -> list[str]:
-    """Return the events that end a stream with an error."""
     return [_sent(items.failed(failure.code or failure.kind, failure.message))]

@@ -56,7 +56,6 @@ class NodePanel:
         return self._fields(self._pending is None and self._problem is None, windows)
 
     def _take(self) -> LiveFigures:
-        """Read the figures on the engine's thread."""
         return self._source().live(self._begun)
 
     def _settle(self, done: "asyncio.Future[LiveFigures]") -> None:
@@ -107,7 +106,7 @@ def _links(links: LinkTable | None, rank: int) -> list[dict[str, float]]:
 
 
 def _node(node: NodeReport, experts: Range, used_bytes: int) -> dict[str, Any]:
-    """Return a node's figures. Ranges are [first, last + 1); times are in ms per token, sizes in bytes.
+    """Return a node's figures for the page. Ranges are [first, last + 1); times are in ms per token, sizes in bytes.
 
     `layers` has one range for each of the node's stages.
     """
@@ -137,6 +136,6 @@ def _node(node: NodeReport, experts: Range, used_bytes: int) -> dict[str, Any]:
 def _told(problem: TpiError) -> str:
     """Return the message for the page about an error.
 
-    A NodeError stays complete, because the page shows the nodes anyway.
+    A NodeError is shown in full, because the page shows the names of nodes in any case.
     """
     return str(problem) if isinstance(problem, NodeError) else public(problem)

@@ -29,5 +29,5 @@ class CallsOrTextParser:
         return self._inner.push(self._held)
 
     def flush(self) -> list[Piece]:
-        """Return what was held back, at the end of the answer."""
+        """Return the text that was held back, at the end of the answer."""
         return NoTools().push(self._held) if self._inner is None else self._inner.flush()

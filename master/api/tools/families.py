@@ -39,18 +39,15 @@ class ToolFamily:
 
 
 def _learnt(marks: CallMarks) -> ToolFamily:
-    """Return the family whose calls are between `marks`."""
     return ToolFamily(marks, lambda tools: LearntParser(marks, tools))
 
 
 def _bare(arguments: str) -> ToolFamily:
-    """Return the family whose answers are JSON objects with the arguments in the field `arguments`."""
     marks = CallMarks("object", arguments_key=arguments)
     return ToolFamily(marks, lambda tools: BareParser([tool["name"] for tool in tools]))
 
 
 def _python(section: str, section_end: str, separator: str = ", ") -> CallMarks:
-    """Return the marks of calls in Python's syntax."""
     return CallMarks(
         "values", section, name_end="(", key_end="=", string_end="=", between=", ", closing=")", separator=separator,
         section_end=section_end, quote="'",

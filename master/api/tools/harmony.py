@@ -21,7 +21,7 @@ class HarmonyParser:
         return [piece for part in self._channels.push(text) for piece in self._pieces(part)]
 
     def flush(self) -> list[Piece]:
-        """Return what was held back, at the end of the answer."""
+        """Return the text that was held back, at the end of the answer."""
         rest = [piece for part in self._channels.flush() for piece in self._pieces(part)]
         return rest + self._inner.flush()
 
@@ -34,7 +34,10 @@ class HarmonyParser:
         return [ReasoningPiece(part.text)] if part.thought else self._inner.push(part.text)
 
     def _call(self, part: ChannelText) -> list[Piece]:
-        """Return a call once it is complete. Arguments that are not a JSON object become text."""
+        """Add a part of a message to a function; return the call once it is complete.
+
+        Arguments that are not a JSON object become text.
+        """
         self._arguments += part.text
         if not part.ended:
             return []

@@ -33,7 +33,7 @@ class LearntParser:
         return self._pieces(last=False)
 
     def flush(self) -> list[Piece]:
-        """Return what was held back, at the end of the answer."""
+        """Return the text that was held back, at the end of the answer."""
         return self._pieces(last=True)
 
     def _pieces(self, last: bool) -> list[Piece]:
@@ -46,7 +46,7 @@ class LearntParser:
         return pieces
 
     def _following(self, last: bool) -> list[Piece] | None:
-        """Return the next call after a call, or an empty list if there is none; None if more text is needed.
+        """Return the call that follows a call, or an empty list if none follows; None if more text is needed.
 
         `last` is True if the answer is complete.
         """
@@ -70,7 +70,8 @@ class LearntParser:
         return calls
 
     def _first(self, last: bool) -> list[Piece] | None:
-        """Return the text before the next call, or the call; None if more text is needed.
+        """Return the text before the next call or, if the text begins with a call, the call; None if more text is
+        needed.
 
         `last` is True if the answer is complete.
         """
@@ -116,7 +117,7 @@ class CallReader:
     def calls(self, text: str, at: int, last: bool, again: bool = False) -> tuple[list[Piece], int]:
         """Return the call at the index `at`, or all calls of an array, and the index of their end.
 
-        `again`: a call came before.
+        `again` is True if the call follows another call.
         """
         marks, read = self._marks, None
         beginnings = [marks.opening] if again else [marks.section + marks.opening, marks.opening, *marks.beginnings]
@@ -162,7 +163,7 @@ class CallReader:
         return at
 
     def _object(self, text: str, at: int, last: bool) -> tuple[list[Piece], int]:
-        """Return the calls in the JSON at the place `at`."""
+        """Return the calls in the JSON value at the index `at`, and the index of their end."""
         at = _skipped(text, at)
         end = self._json_end(text, at, last)
         calls = calls_in(text[at:end], list(self._schemas))
@@ -171,7 +172,7 @@ class CallReader:
         return calls, self._closed(text, end, last)
 
     def _named(self, text: str, at: int, last: bool) -> tuple[list[Piece], int]:
-        """Return the call whose name begins at the place `at`."""
+        """Return the call whose tool name begins at the index `at`, and the index of its end."""
         unsure = False
         at = _skipped(text, at)
         for name in self._names:
@@ -196,7 +197,7 @@ class CallReader:
     def _name_end(self, text: str, at: int, last: bool) -> int:
         """Return the index of the end of the mark after the name.
 
-        If JSON follows, a model may leave out the mark, or all of it but its last tag.
+        If JSON follows, a model may leave out the mark, or all tags of the mark except the last.
         """
         mark = self._marks.name_end.rstrip()
         try:
@@ -242,7 +243,9 @@ class CallReader:
                 found[key] = raw if stringly and untold else typed(raw, schema, self._schemas[name])
 
     def _key(self, text: str, at: int, last: bool) -> tuple[str, int, bool]:
-        """Return the key at the index `at`, the index of its value, and True if its marks declare a string."""
+        """Return the argument's name at the index `at`, the index of its value, and True if its marks declare a
+        string.
+        """
         marks = self._marks
         first = marks.key_end.rstrip().split(ANY)[0]
         end = text.find(first, at, at + _KEY_CHARS)
@@ -257,7 +260,7 @@ class CallReader:
     def _raw(self, key: str, text: str, at: int, last: bool) -> tuple[str, int]:
         """Return the raw text of a value, and the index after its closing mark.
 
-        An argument or the call's end must follow.
+        A closing mark counts only if a further argument or the call's end follows it.
         """
         marks = self._marks
         lead = marks.key_end[len(marks.key_end.rstrip()) :]
@@ -289,7 +292,7 @@ class CallReader:
     def _closed(self, text: str, at: int, last: bool, required: bool = True) -> int:
         """Return the index after the mark that closes a call's arguments, which begins at the index `at`.
 
-        If `required`, the first tag of the mark must be there. The rest of the mark may be missing.
+        If `required` is True, the first tag of the mark must be there. The rest of the mark may be missing.
         """
         closing = atoms(self._marks.closing.strip())
         if not closing:
@@ -314,7 +317,6 @@ class CallReader:
 
 
 def _skipped(text: str, at: int) -> int:
-    """Return the index of the next character that is not white space."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at

@@ -18,7 +18,7 @@ class ToolParser(Protocol):
         """Parse `text`; return the plain text and the complete calls that later text cannot change."""
 
     def flush(self) -> list[Piece]:
-        """Return the rest, at the end of the answer."""
+        """Return the text that was held back, at the end of the answer."""
 
 
 class NoTools:
@@ -29,7 +29,7 @@ class NoTools:
         return [TextPiece(text)] if text else []
 
     def flush(self) -> list[Piece]:
-        """Return nothing: no text is held back."""
+        """Return an empty list, because no text is held back."""
         return []
 
 

@@ -19,7 +19,9 @@ class ReasoningParser:
     """A parser that separates reasoning at the start of an answer from the rest, which `inner` parses."""
 
     def __init__(self, tags: tuple[str, str], begun: bool, inner: ToolParser) -> None:
-        """Create a parser. With `begun`, the prompt ends with the opening tag, so the answer begins with reasoning."""
+        """Create a parser. With `begun`, the prompt ends with the opening tag, so the answer begins inside the
+        reasoning.
+        """
         self._open, self._close = tags
         self._inner = inner
         self._text = ""
@@ -42,7 +44,7 @@ class ReasoningParser:
         return self._think()
 
     def flush(self) -> list[Piece]:
-        """Return what was held back, at the end of the answer."""
+        """Return the text that was held back, at the end of the answer."""
         rest, self._text = self._text, ""
         if self._over:
             return self._inner.flush()

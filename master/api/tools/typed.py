@@ -22,7 +22,7 @@ class Never(Exception):
 
 
 def typed(raw: str, schema: Any, root: Any) -> Any:
-    """Return the text `raw` as a value of the type in its JSON `schema`. References in it point into `root`."""
+    """Return the text `raw` as a value of the type in its JSON `schema`. References in the schema point into `root`."""
     kinds = _kinds(schema, root)
     if kinds == {"string"}:
         return raw
@@ -36,7 +36,7 @@ def typed(raw: str, schema: Any, root: Any) -> Any:
 
 
 def _read(text: str) -> Any:
-    """Return the value of a JSON text or a Python literal; return any other text itself."""
+    """Return the value of a JSON text or a Python literal; return any other text unchanged."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -52,7 +52,7 @@ def _read(text: str) -> Any:
 
 
 def _kind(value: Any) -> set[str]:
-    """Return the types of JSON schema that a value has."""
+    """Return the names of the JSON schema types that a value has."""
     if value is None:
         return {"null"}
     if isinstance(value, bool):
@@ -64,7 +64,7 @@ def _kind(value: Any) -> set[str]:
 
 
 def _kinds(schema: Any, root: Any, depth: int = 0) -> set[str] | None:
-    """Return the names of the JSON types that a schema allows; None if they are not known."""
+    """Return the names of the JSON schema types that a schema allows; None if they are not known."""
     if not isinstance(schema, dict) or depth > _DEPTH:
         return None
     if isinstance(reference := schema.get("$ref"), str):
@@ -153,7 +153,6 @@ class Literals:
 
 
 def _blank(text: str, at: int) -> int:
-    """Return the index of the next character that is not white space; raise More if there is none."""
     while at < len(text) and text[at].isspace():
         at += 1
     if at >= len(text):
@@ -162,7 +161,6 @@ def _blank(text: str, at: int) -> int:
 
 
 def _string(text: str, at: int) -> tuple[str, int]:
-    """Return the quoted string that begins at the index `at`, and the index of its end."""
     found = _QUOTED[text[at]].match(text, at)
     if found is None:
         raise More
@@ -171,7 +169,7 @@ def _string(text: str, at: int) -> tuple[str, int]:
 
 
 def _read_string(spelled: str) -> str | None:
-    """Return the string that `spelled` quotes in JSON's or Python's syntax; None if it is neither."""
+    """Return the string that `spelled` quotes in JSON's or Python's syntax; None if `spelled` is no such string."""
     try:
         return str(json.loads(spelled, strict=False))
     except ValueError:

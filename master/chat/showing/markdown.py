@@ -79,20 +79,23 @@ class MarkdownScreen:
         self._code = CodeLines()
 
     def _undecided(self, line: str) -> bool:
-        """Return True if the line is too short to decide its kind, such as heading or list item."""
+        """Return True if the line is too short to decide whether it is, for example, a heading or a list item."""
         if self._fence:
             return not line.strip().strip(self._fence[0])
         return bool(_UNDECIDED.fullmatch(line))
 
     def _finish(self, line: str) -> None:
-        """Show the last piece of a line, or all of it."""
+        """Show the rest of a line, which ends now."""
         if self._begun or not self._take_whole(line):
             self._show(line, over=True)
             self._put("\n", "")
             self._begun = None
 
     def _take_whole(self, line: str) -> bool:
-        """Show a line that is complete before it is shown (fence, rule, table row). Return False for other lines."""
+        """Take a line of a kind that is shown only when it is complete: a fence, a rule or a table row.
+
+        Return False for lines of other kinds.
+        """
         if self._fence:
             closes = len(line.strip()) >= len(self._fence) and not line.strip().strip(self._fence[0])
             self._fence = "" if closes else self._fence
@@ -109,7 +112,7 @@ class MarkdownScreen:
         return bool(fence or _RULE.fullmatch(line))
 
     def _show(self, text: str, over: bool) -> None:
-        """Show the next piece of a line that is shown as it comes. `over`: the line ends with it."""
+        """Show the next piece of a line. `over` is True if the line ends with the piece."""
         if self._begun is None:
             self._begun = LineSpans()
             text = self._begin(text)
@@ -120,7 +123,7 @@ class MarkdownScreen:
             self._put(span.text, f"{self._style} {span.style}")
 
     def _begin(self, text: str) -> str:
-        """Set the style of a line from its beginning; return the text without the mark of its kind."""
+        """Set the style of a line by its beginning; return the text without the mark of its kind."""
         self._style = ""
         if self._fence:
             return text
@@ -136,7 +139,6 @@ class MarkdownScreen:
         return text[found.end() :] if found else text
 
     def _end_table(self) -> None:
-        """Show the table rows that were held back."""
         rows, self._table = self._table, []
         if len(rows) > 1 and _DIVIDER.fullmatch(rows[1]):
             with self._console.capture() as shown:

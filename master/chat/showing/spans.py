@@ -17,7 +17,9 @@ class Span:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of span. `whole` matches a complete span, with the group `text`; `part` matches one that is incomplete."""
+    """A kind of span, such as bold. `whole` matches a complete span, with the group `text`; `part` an incomplete
+    one.
+    """
 
     style: str
     whole: re.Pattern[str]
@@ -26,7 +28,7 @@ class _Kind:
 
 
 def _kind(style: str, opening: str, closing: str, after: str, within_words: bool = True) -> _Kind:
-    """Return a kind of span between marks. The pattern `after` must not follow the closing mark."""
+    """Return a kind of span between two marks, whose closing mark must not be followed by the pattern `after`."""
     whole = rf"{opening}(?!\s)(?P<text>.{{1,{_MOST}}}?)(?<!\s){closing}(?!{after})"
     return _Kind(style, re.compile(whole), re.compile(rf"{opening}(?!\s).{{0,{_MOST + 4}}}"), within_words)
 
@@ -67,7 +69,7 @@ class LineSpans:
         self._rest, self._last = "", " "
 
     def push(self, text: str, over: bool) -> Iterator[Span]:
-        """Yield the spans that are complete after `text`. `over`: the line ends after `text`."""
+        """Yield the spans that are complete after `text`. `over` is True if the line ends after `text`."""
         self._rest += text
         while self._rest:
             found = _SPECIAL.search(self._rest)
@@ -94,7 +96,6 @@ class LineSpans:
         return kind.within_words or not self._last.isalnum()
 
     def _may_become(self) -> bool:
-        """Return True if the text held back may become the beginning of a span."""
         kinds = _KINDS[self._rest[0]]
         marks = self._rest in (self._rest[0] * len(self._rest), "\\") and len(self._rest) <= 4
         return any(self._may_open(kind) and (marks or kind.part.fullmatch(self._rest)) for kind in kinds)

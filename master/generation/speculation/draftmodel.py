@@ -76,7 +76,7 @@ class DraftModel:
             own.release_pages(self._deployment.pages)
 
     def _followed(self, target: Sequence, targets: Iterable[Sequence]) -> Sequence | None:
-        """Return this model's sequence for `target`, brought up to its tokens, with pages for a draft.
+        """Return this model's sequence for `target`, brought up to the tokens of `target`, with pages for a draft.
 
         Return None if this model lacks one of the tokens, or if the context or the pages are too short. Pages of
         sequences that follow `targets` are not taken.
@@ -126,7 +126,10 @@ def most_likely(logits: npt.NDArray[np.float32]) -> tuple[int, float]:
 
 
 def _same(own: Sequence, target: Sequence) -> int:
-    """Return the length of the common prefix, without the last token of `target`, which is always computed."""
+    """Return how many first tokens both sequences have in common.
+
+    The last token of `target` does not count, because it is always computed.
+    """
     most = min(len(own.tokens), len(target.tokens) - 1)
     different = np.flatnonzero(ids(own.tokens)[:most] != ids(target.tokens)[:most])
     return int(different[0]) if len(different) else most

@@ -37,7 +37,7 @@ def find(text: Ids, latest: Ids) -> tuple[int, int]:
 
 
 def _alike(one: Ids, other: Ids) -> int:
-    """Return the length of the common suffix in tokens, at most `_LONGEST`."""
+    """Return how many last tokens both texts have in common, at most `_LONGEST`."""
     most = min(len(one), len(other), _LONGEST)
     different = np.flatnonzero(one[len(one) - most :] != other[len(other) - most :])
     return most - 1 - int(different[-1]) if len(different) else most
@@ -66,13 +66,16 @@ class EarlierAnswers:
     def of(self, salt: Key) -> Ids:
         """Return the earlier answers of a salt, without a copy.
 
-        Drop the array before the next `keep` for this salt, which raises BufferError while the array exists.
+        While the result exists, `keep` for this salt raises BufferError, so drop it before.
         """
         return ids(self._answers.get(salt, array("i")))
 
 
 def ids(tokens: MutableSequence[int]) -> Ids:
-    """Return tokens as a NumPy array, without a copy if they are an array. Do not keep it: it blocks appending."""
+    """Return tokens as a NumPy array, without a copy if `tokens` is an array.
+
+    While the result exists, nothing can be appended to `tokens`, so keep it only for a short time.
+    """
     return np.frombuffer(tokens, np.int32) if isinstance(tokens, array) and len(tokens) else np.array(tokens, np.int32)
 
 

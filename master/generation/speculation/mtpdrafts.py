@@ -1,4 +1,4 @@
-"""Drafts by the layer for multi-token prediction: it goes on from the hidden states that the model computes anyway.
+"""Drafts by the layer for multi-token prediction: it goes on from hidden states that the model computes anyway.
 
 The layer has a row for each position p of a sequence, with the token at p + 1. Its hidden states after the last row
 predict the token that follows. Where the model's hidden states are not known yet, the layer's own take their place.
@@ -33,10 +33,10 @@ _GAP = PAGE_TOKENS  # limit of rows without hidden states, whose tokens the mode
 
 @dataclass
 class _Followed:
-    """A sequence of the layer: its tokens are those of the model's sequence from the second one on.
+    """The layer's sequence that follows a sequence of the model.
 
-    Tokens beyond its `rows` are drafts. `hidden` has the model's normed hidden states `[rows, hidden]` of the rows that
-    are still to be computed.
+    Its tokens are those of the model's sequence from the second one on; tokens beyond its `rows` are drafts. `hidden`
+    has the model's normed hidden states `[rows, hidden]` of the rows that are still to be computed.
     """
 
     sequence: Sequence
@@ -47,7 +47,7 @@ class _Followed:
 
     @property
     def rows(self) -> int:
-        """The number of rows that are computed, or whose hidden states are known."""
+        """Number of rows that are computed, or whose hidden states are known."""
         return self.sequence.computed + len(self.hidden)
 
 
@@ -126,7 +126,10 @@ class MtpDrafts:
         return np.stack([self._own[each.id].end for each in sequences])
 
     def _take(self, item: Work, rows: F32) -> None:
-        """Store those hidden states of `item`, in `rows`, whose next token is known, until the layer computes them."""
+        """Store the hidden states of `item`, which are among `rows`, until the layer computes their rows.
+
+        A hidden state is stored only if the token after it is known.
+        """
         target, pages = item.sequence, self._layer.pages
         own = self._followed(target, item.position)
         if own.lost:
@@ -147,12 +150,14 @@ class MtpDrafts:
         own.sequence.tokens.extend(target.tokens[begin + 1 : end + 1])
 
     def _keep(self, own: _Followed, rows: int) -> None:
-        """Drop the tokens, cached rows and waiting hidden states of `own` after its first `rows` rows."""
+        """Reduce `own` to its first `rows` rows: drop all later tokens, cached keys and values, and waiting hidden
+        states.
+        """
         own.hidden = own.hidden[: max(0, rows - own.sequence.computed)]
         own.sequence.truncate(self._layer.pages, rows)
 
     def _followed(self, target: Sequence, position: int) -> _Followed:
-        """Return the layer's sequence for `target`. A new one begins with cached pages, at most up to `position`."""
+        """Return the layer's sequence for `target`; a new one begins with cached pages, at most up to `position`."""
         if (own := self._own.get(target.id)) is None:
             tokens = array("i", target.tokens[1 : position + 2])
             sequence = Sequence(target.id, tokens, reuse=True, client=target.client)
@@ -165,7 +170,9 @@ class MtpDrafts:
         return own
 
     def _catch_up(self, followed: Iterable[_Followed], needed: set[int]) -> None:
-        """Compute the rows that wait in `followed`. If pages run out, give up sequences other than `needed`."""
+        """Compute the rows that wait in `followed`; if pages run out, give up sequences whose ids are not in
+        `needed`.
+        """
         ready = [own for own in followed if len(own.hidden) and self._has_room(own, needed)]
         while waiting := [own.sequence for own in ready if own.sequence.pending]:
             work = self._batcher.pick(waiting)
@@ -177,7 +184,7 @@ class MtpDrafts:
                 own.hidden = own.hidden[item.count :]
 
     def _has_room(self, own: _Followed, needed: set[int]) -> bool:
-        """Allocate pages for the rows of `own` and a draft. If there are too few, give `own` up and return False.
+        """Allocate pages for the rows of `own` and a draft; if there are too few, give `own` up and return False.
 
         For more pages, drop the layer's other sequences, except those with ids in `needed`.
         """
@@ -199,7 +206,7 @@ class MtpDrafts:
         sequence.release_pages(self._layer.pages)
 
     def _step(self, work: SequenceOf[Work], hidden: F32) -> None:
-        """Run the layer with the `hidden` states `[rows, hidden]` of all rows of `work`."""
+        """Run the layer on all rows of `work`, whose `hidden` states are `[rows, hidden]`."""
         tokens = [token for item in work for token in item.tokens]
         gone = tuple(self._released)
         self._released.clear()
@@ -211,7 +218,7 @@ class MtpDrafts:
 
 
 def _same(own: Sequence, target: Sequence) -> int:
-    """Return the number of first tokens of `own` that equal the tokens of `target` after its first one."""
+    """Return how many first tokens of `own` equal the tokens of `target` from its second one on."""
     most = min(len(own.tokens), max(0, len(target.tokens) - 1))
     different = np.flatnonzero(ids(own.tokens)[:most] != ids(target.tokens)[1 : most + 1])
     return int(different[0]) if len(different) else most

@@ -51,7 +51,9 @@ class StepTimes:
 
 
 def _usual(rows: int) -> float:
-    """Return the usual ratio of the times of a step of `rows` rows and of one row, on a memory-bound processor."""
+    """Return the usual time of a step of `rows` rows, as a multiple of a step of one row, on a memory-bound
+    processor.
+    """
     return 1 + 0.15 * (rows - 1) + 0.1 * max(0, rows - 4)
 
 
@@ -110,7 +112,7 @@ class Gain:
         self._off = _OFF
 
     def pass_by(self, tokens: int) -> None:
-        """Count `tokens` further tokens of the pause, if there is one."""
+        """Count `tokens` further tokens of the pause; do nothing if there is no pause."""
         self._off = max(0, self._off - tokens)
 
 
@@ -138,9 +140,9 @@ class Pace:
         return self._best(plain, chances, 0.0)[0]
 
     def _best(self, plain: int, chances: Sequence[float], each: float) -> tuple[int, float]:
-        """Return the number of drafted rows with the most tokens per second, and this rate.
+        """Return the number of drafted rows with which a step gives the most tokens per second, and this rate.
 
-        To draft a row takes `each` seconds. `chances` are as for `rows`.
+        Drafting a row takes `each` seconds. `chances` are as for `rows`.
         """
         best, best_rate, made = 0, plain / self.times.expect(plain), float(plain)
         for count, chance in enumerate(chances[: max(0, ROWS - plain)], 1):

@@ -40,7 +40,7 @@ _MODELS: tuple[Source, ...] = ("mtp", "model")
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens that may follow a sequence, and the kind of each."""
+    """Tokens that may follow a sequence, and for each the kind of source that it comes from."""
 
     tokens: tuple[int, ...]
     kinds: tuple[Kind, ...]
@@ -52,7 +52,7 @@ class Draft:
 
 @dataclass
 class _Ahead:
-    """The drafts of a sequence whose drafted tokens run as steps of their own.
+    """The drafts of one sequence, if its drafted tokens run as steps of their own.
 
     `coming` has the tokens for the next steps, `sent` the kinds of the tokens in flight.
     """
@@ -216,7 +216,7 @@ class Speculation:
             self._model.release(request.sequence.id)
 
     def _runs_ahead(self, id_: int, found: Mapping[int, Draft], most: int) -> bool:
-        """Decide whether drafts of the sequence `id_` are to be steps of their own; if so, record that and return True.
+        """Decide whether drafts of the sequence `id_` run as steps of their own; if so, record that and return True.
 
         `found` has drafts from the grammar and from lookup, by sequence id. At most `most` steps may be in flight.
         """
@@ -249,7 +249,7 @@ class Speculation:
         return self._allowed_after(request, found, len(found) * (kind,))
 
     def _one_of_model(self, model: DraftModel | MtpDrafts, request: Request, text: "array[int]") -> Draft:
-        """Return the token with which the model continues `text`, a request's tokens with those in flight."""
+        """Return the token with which the model continues `text`, a request's tokens followed by those in flight."""
         began = perf_counter()
         live = model.follow([replace(request.sequence, tokens=text, ahead=[])])
         if not live:
@@ -261,13 +261,15 @@ class Speculation:
         return self._allowed_after(request, token, [(model.source, int(probability * _LONG))])
 
     def _allowed_after(self, request: Request, tokens: list[int], kinds: Sequence[Kind]) -> Draft:
-        """Return the beginning of a draft that the grammar allows after the drafted tokens in flight."""
+        """Return the beginning of `tokens` that the grammar allows after the drafted tokens in flight, as a draft."""
         ahead = request.sequence.ahead
         allowed = tuple(request.sampler.allowed([*ahead, *tokens]))[len(ahead) :]
         return Draft(allowed, tuple(kinds[: len(allowed)]))
 
     def _draft(self, request: Request, most: int) -> Draft:
-        """Return at most `most` tokens that the grammar forces, or that followed the latest tokens before."""
+        """Return a draft of at most `most` tokens from the grammar, if it forces any, else from an earlier
+        occurrence.
+        """
         if most <= 0:
             return Draft((), ())
         if forced := request.sampler.forced()[:most]:
@@ -279,7 +281,7 @@ class Speculation:
     def _ask(
         self, model: DraftModel | MtpDrafts, asked: Mapping[Request, int], plain: int, others: list[float]
     ) -> dict[int, Draft]:
-        """Return the model's drafts by sequence id. `asked` has the maximum number of tokens for each request.
+        """Return the model's drafts by sequence id; `asked` has the maximum number of tokens for each request.
 
         Draft one token after another for each request, while that raises the expected tokens per second of the step.
         The step also has `plain` rows that are not drafted, and rows drafted by other sources, which yield tokens with
@@ -308,11 +310,11 @@ class Speculation:
         }
 
     def _worth(self, plain: int, others: list[float], first: list[float]) -> bool:
-        """Return True if the model should draft at least one token for each request; else pause it.
+        """Return True if the model should draft at least one token for each request; else pause the model.
 
-        `first` are the chances that these tokens are right; `plain` and `others` are as for `_ask`. The model pauses,
-        because for any draft it must also compute the tokens that it has missed, which takes time. After the pause,
-        the chances are learnt again.
+        `first` are the chances that these tokens are right; `plain` and `others` are as for `_ask`. Pausing saves time,
+        because for any draft the model must also compute the tokens that it has missed. After the pause, the chances
+        are learnt again.
         """
         if self._pace.continues(plain, others, first, 0.0):
             return True
@@ -321,12 +323,10 @@ class Speculation:
         return False
 
     def _of_model(self, request: Request, tokens: list[int], kinds: Sequence[Kind]) -> Draft:
-        """Return the model's draft, up to the first token that the grammar forbids."""
         allowed = tuple(request.sampler.allowed(tokens))
         return Draft(allowed, tuple(kinds[: len(allowed)]))
 
     def _better(self, draft: Draft | None, model: DraftModel | MtpDrafts) -> bool:
-        """Return True if the first token of `draft` is at least as likely to be right as a token of the model."""
         return draft is not None and self._chance(draft.kinds[0]).share >= self._chance((model.source, _ALL)).share
 
     def _rows(self, drafts: Mapping[int, Draft]) -> list[float]:
@@ -334,7 +334,9 @@ class Speculation:
         return [chance for draft in drafts.values() for chance in self._each(draft.kinds)]
 
     def _each(self, kinds: Sequence[Kind]) -> list[float]:
-        """Return, for each token of a draft with these `kinds`, the chance that it and all before it are right."""
+        """Return, for each token of a draft with these `kinds`, the chance that it and all tokens before it are
+        right.
+        """
         return list(accumulate((self._chance(kind).share for kind in kinds), mul))
 
     def _cut(self, drafts: Mapping[int, Draft], plain: int) -> dict[int, Draft]:
@@ -371,5 +373,5 @@ def _draws(request: Request) -> bool:
 
 
 def _most(request: Request, context: int) -> int:
-    """Return the maximum number of drafted tokens for a request; one further token is drawn after the draft."""
+    """Return the maximum number of drafted tokens for a request; one further token is drawn after a draft."""
     return min(ROWS - 1, request.limit - request.made - 1, context - len(request.sequence.tokens) - 1)

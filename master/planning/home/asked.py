@@ -109,7 +109,7 @@ def home_asked(
 
 
 def _told(neighbours: Sequence[Neighbour], between: Mapping[tuple[int, int], Link]) -> str:
-    """Return a phrase with the origin of the figures; if links between workers are known, name the nearest two."""
+    """Return a phrase with the origin of the figures; if links between workers are known, it names the nearest two."""
     told = "this one, and workers as they measured themselves"
     if not between:
         return told

@@ -134,7 +134,6 @@ def _problems(model: HomeModel, dealing: HomeSplit) -> Iterator[BatchProblem]:
 
 
 def _layer(model: HomeModel, units: dict[str, int]) -> LayerShape:
-    """Return the average shape of a layer on a node that holds `units` of every block."""
     shares, config = _shares(model, units), model.shape.config
     kinds = dict.fromkeys(RECURRENT, "heads") | {"attention": "heads", "ffn": "neurons", "experts": "experts"}
     runs = [
@@ -156,7 +155,7 @@ def _kv_heads(model: HomeModel, units: dict[str, int]) -> int:
 
 
 def _sums(model: HomeModel, dealing: HomeSplit) -> SumCost:
-    """Return the cost of a sum between the members; its time is nearly affine in the number of tokens."""
+    """Return the cost of a sum between the members, as a line through its times for one token and for many."""
     one, many = (model.exchange(dealing.members, tokens)[0] for tokens in (1, _MANY))
     each = max(0.0, many - one) / (_MANY - 1)
     return SumCost(max(0.0, one - each), each)
@@ -179,7 +178,7 @@ def _rate(problems: Sequence[BatchProblem], forecasts: Sequence[BatchForecast]) 
 def _gains(problems: Sequence[BatchProblem], rate: float) -> list[Gain]:
     """Return the speed-ups from twice as much of each resource on every node, and from sums in half the time.
 
-    The most helpful comes first.
+    The largest speed-up comes first.
     """
     things = [thing for thing, _ in better_machines(problems[0].machine)]
     better = {thing: [_with(problem, thing) for problem in problems] for thing in things}

@@ -56,8 +56,9 @@ class HomeModel:
 
     @cached_property
     def whole(self) -> Problem:
-        """The problem of the whole model on the master alone. Memory besides units is the same
-        on every node.
+        """The problem of the whole model on the master alone.
+
+        The memory for other purposes than units is the same on every node.
         """
         return planning_problem(self.shape, self.home.machines[0], self.request, None, self.kv_dtype)
 
@@ -81,7 +82,6 @@ class HomeModel:
         )
 
     def exchange(self, members: Members, tokens: int) -> tuple[float, str]:
-        """Return the seconds of one allreduce of `tokens` tokens' partial results, and the fastest algorithm."""
         if (members, tokens) not in self._exchanges:
             self._exchanges[members, tokens] = self._exchange(members, tokens)
         return self._exchanges[members, tokens]
@@ -131,7 +131,6 @@ class HomeModel:
             yield LayerWork(tuple(self._dealt(layer, blocks)), sums, sum(map(_everywhere, blocks)))
 
     def _dealt(self, layer: int, blocks: Sequence[BlockShape]) -> Iterator[UnitKind]:
-        """Yield the units of each kind in one layer."""
         config = self.shape.config
         for block in blocks:
             nbytes = block_bytes(block) - _everywhere(block)
@@ -153,7 +152,8 @@ class HomeModel:
         return _run(next(block for block in self.shape.blocks if block.kind == "attention"), "query").units
 
     def _experts(self, block: BlockShape) -> Iterator[UnitKind]:
-        """Yield the kinds of units of a block of experts: those of its routed experts, and of its shared ones if any.
+        """Yield the units of a block of experts: those of its routed experts, and those of its shared ones if it has
+        any.
 
         A unit of routed experts is the same slice of every expert, of which a token reads only those that it chooses.
         """
@@ -184,12 +184,12 @@ def _usual_overhead(nodes: int) -> float:
 
 
 def _everywhere(block: BlockShape) -> int:
-    """Return the bytes of those parts of a block that each node of its stage has in full (of latent attention)."""
+    """Return the bytes of those parts of a block (of latent attention) that each node of its stage has in full."""
     return sum(run.units * run.unit_bytes for run in block.runs if run.name in WHOLE_RUNS)
 
 
 def among(links: LinkTable, members: Members) -> LinkTable:
-    """Return the links between the members, which are numbered 0, 1, ... in their order."""
+    """Return the links between `members`, which are renumbered 0, 1, ... in their order."""
     pairs = ((a, b) for a in range(len(members)) for b in range(a + 1, len(members)))
     return LinkTable(len(members), {(a, b): links.between(members[a], members[b]) for a, b in pairs})
 

@@ -193,7 +193,6 @@ def forecast_home(model: HomeModel, layout: Layout) -> HomeForecast:
 
 
 def _units(stage: Stage, rank: int) -> dict[str, int]:
-    """Return the units of each kind that the node `rank` has of each block of a stage."""
     position = stage.split.members.index(rank)
     return {kind: counts[position] for kind, counts in stage.split.units.items()}
 
@@ -222,7 +221,7 @@ def _member(model: HomeModel, stages: Sequence[Stage], rank: int) -> MemberForec
 
 
 def _segments(model: HomeModel, stage: Stage, units: dict[str, int]) -> Iterator[SegmentWork]:
-    """Yield the work of a node that holds `units` of every block of a stage."""
+    """Yield the work of a node that holds the given number of units of each kind in every block of a stage."""
     shares = {each.kind: units[each.kind] / each.units for each in model.problem.kinds if each.kind in units}
     kinds = dict.fromkeys(RECURRENT, "heads") | {"attention": "heads", "ffn": "neurons", "experts": "experts"}
     held = layer_blocks(model.shape)[stage.first : stage.last]

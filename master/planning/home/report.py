@@ -144,7 +144,7 @@ class HomeReport:
 
 
 def _gains(model: HomeModel, layout: Layout, stages: str) -> Iterator[Gain]:
-    """Yield, for each resource, how many times as fast a token is with twice as much of it; the most helpful first.
+    """Yield, for each resource, how many times as fast a token is with twice as much of it; the largest gain first.
 
     For each resource a new layout is chosen, unless `stages`, the value of `--stages`, determines the layout.
     """

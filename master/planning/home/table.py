@@ -39,7 +39,6 @@ def print_layouts(compared: ComparedLayouts, stderr: bool = False) -> None:
 
 
 def _kinds(report: HomeReport) -> list[str]:
-    """Return the kinds of units that some stage has."""
     return list(dict.fromkeys(kind for stage in report.layout.stages for kind in stage.split.units))
 
 
@@ -85,7 +84,7 @@ def _sentences(report: HomeReport) -> Iterator[str]:
 
 
 def _shown(report: HomeReport) -> list[tuple[str, float]]:
-    """Return the parts of a token's time that are at least `_SHOWN` of it."""
+    """Return the parts of a token's time that are at least the share `_SHOWN` of it, with their seconds."""
     return [(what, seconds) for what, seconds in report.parts.items() if seconds > _SHOWN * report.ahead.token]
 
 

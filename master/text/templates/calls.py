@@ -131,7 +131,6 @@ def learn_reasoning(plain: str, shown: str, thought: str, answer: str) -> tuple[
 
 
 def _turn_end(plain: str) -> str:
-    """Return the first tag after the text of a message, which ends the turn."""
     tags = (one for one in atoms(plain[plain.find(_ANSWER) + len(_ANSWER) :]) if one.startswith(_TAG))
     return next(tags, "")
 
@@ -139,8 +138,8 @@ def _turn_end(plain: str) -> str:
 def _object(text: str, start: int, name: int, several: bool, end: str) -> CallMarks | None:
     """Return the marks around JSON objects that hold the name and the arguments, or around an array of them.
 
-    Return None if the calls are not written in this way. `start` is where the calls begin in the rendering `text`,
-    `name` the index of the first call's name, `end` the mark that ends the turn.
+    Return None if the calls are not written in this way. `start` is the index in the rendering `text` at which the
+    calls begin, `name` the index of the first call's name, and `end` the mark that ends the turn.
     """
     found = next(_values(text, start, name), None)
     if found is None:
@@ -187,7 +186,7 @@ def _fields(one: Any) -> tuple[str, str, str] | None:
 
 
 def _values(text: str, start: int, inside: int) -> Iterator[tuple[Any, int, int]]:
-    """Yield each JSON value that begins at `start` or later and contains the place `inside`, with its bounds."""
+    """Yield each JSON value that begins at `start` or later and contains the index `inside`, with its bounds."""
     for found in re.finditer(r"[\[{]", text[start:inside]):
         first = start + found.start()
         try:
@@ -219,7 +218,7 @@ def _named(text: str, start: int, several: bool, end: str) -> CallMarks | None:
 
 
 def _arguments(text: str, at: int) -> tuple[CallMarks, int] | None:
-    """Return the marks around arguments that are not JSON, and the index after the last value."""
+    """Return the marks around arguments that are not JSON, and the index after the last value; None if not found."""
     pieces, place = list[str](), at
     for word in ("tpikeya", "tpivalue", "tpikeyb", "41973", "tpikeyc", "tpifinal"):
         found = text.find(word, place)
@@ -247,7 +246,7 @@ def _arguments(text: str, at: int) -> tuple[CallMarks, int] | None:
 
 
 def _around(marks: CallMarks, text: str, before: str, after: int, several: bool, end: str) -> CallMarks | None:
-    """Return `marks` with the marks before the name and after the arguments; None if these are not found.
+    """Return `marks` with the marks before the name and after the arguments added; None if these are not found.
 
     `before` is the text before the first call's name, `after` the index in `text` at which its arguments end.
     """
@@ -282,7 +281,7 @@ def _around(marks: CallMarks, text: str, before: str, after: int, several: bool,
 
 
 def _clipped(rest: str, end: str) -> str:
-    """Return what follows a call up to the end of the turn."""
+    """Return the part of `rest`, the text after a call, up to the end of the turn."""
     stop = [place for word in (end, "tpiresult", "tpiuser") if word and (place := rest.find(word)) >= 0]
     clipped = rest[: min(stop)] if stop else rest
     found = atoms(clipped.rstrip())
@@ -293,7 +292,7 @@ def _clipped(rest: str, end: str) -> str:
 
 
 def _generalised(one: str, other: str) -> str:
-    """Return a mark that matches both texts: the word that differs between the two becomes ANY."""
+    """Return a mark that matches both texts: the word that differs between them becomes ANY."""
     if one == other:
         return one
     first = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
@@ -308,13 +307,16 @@ def _same(one: str, other: str) -> bool:
 
 
 def _prefix(one: str, other: str) -> str:
-    """Return the longest common beginning of two texts in whole atoms."""
+    """Return the longest beginning that two texts have in common, in whole atoms."""
     pairs = zip(atoms(one), atoms(other), strict=False)
     return "".join(pair[0] for pair in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _suffix(one: str, other: str) -> str:
-    """Return the longest common end of two texts in whole atoms, as `one` has it. White space of any kind is equal."""
+    """Return the longest end that two texts have in common, in whole atoms, as `one` has it.
+
+    All white space counts as equal.
+    """
     pairs = zip(reversed(atoms(one)), reversed(atoms(other)), strict=False)
     common = [pair[0] for pair in takewhile(lambda pair: _same(*pair), pairs)]
     return "".join(reversed(common))

@@ -57,7 +57,7 @@ def description(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _one_by_one(messages: Sequence[Message], traits: Traits) -> Iterator[Turn]:
-    """Yield the messages as turns. If the template cannot show several calls in a message, split such messages.
+    """Yield the messages as turns; if the template cannot show several calls in a message, divide such messages.
 
     Each call then becomes a message of its own, followed by the call's result.
     """
@@ -79,7 +79,7 @@ def _one_by_one(messages: Sequence[Message], traits: Traits) -> Iterator[Turn]:
 
 
 def _with_calls(turns: Iterable[Turn], traits: Traits) -> Iterator[Turn]:
-    """Yield the turns with calls and results in the template's form, or as text if it has none."""
+    """Yield the turns with calls and results in the template's form, or as text if the template shows no calls."""
     spelled = set[str]()  # ids of calls that became text, so that their results become text too
     for turn in turns:
         message = turn.message
@@ -104,19 +104,17 @@ def _with_calls(turns: Iterable[Turn], traits: Traits) -> Iterator[Turn]:
 
 
 def _is_sound(message: Message) -> bool:
-    """Return True if the arguments of all calls are objects. An answer that was cut off may have other text."""
+    """Return True if the arguments of all calls are objects; an answer that was cut off may have other text."""
     return all(isinstance(call["function"]["arguments"], dict) for call in message["tool_calls"])
 
 
 def _spelled(message: Message) -> Message:
-    """Return the message with its calls written into its text."""
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message["tool_calls"]]
     kept = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**kept, "content": "\n".join(filter(None, (message.get("content"), *calls)))}
 
 
 def _formed(message: Message, form: CallForm) -> Message:
-    """Return the message with its calls in the template's `form`."""
     content = message.get("content") or (None if form.null else "")
     return {**message, "content": content, "tool_calls": [_call(call, form) for call in message["tool_calls"]]}
 
@@ -137,7 +135,6 @@ def _short(id_: str) -> str:
 def _with_tools(
     turns: list[Turn], tools: Sequence[Mapping[str, Any]], traits: Traits
 ) -> tuple[list[Turn], dict[str, Any]]:
-    """Return the turns and the template variables that describe `tools` to the model."""
     if not tools:
         return turns, {}
     has_system = bool(turns) and turns[0].role == "system"
@@ -176,7 +173,6 @@ def _with_system(turns: Sequence[Turn], traits: Traits) -> list[Turn]:
 
 
 def _folded(first: Sequence[Turn], rest: Sequence[Turn]) -> list[Turn]:
-    """Return the turns with the system message `first` as part of the user's first message."""
     said = first[0].content
     if rest and rest[0].role == "user":
         asked = rest[0]
@@ -207,7 +203,6 @@ def _alternating(turns: Sequence[Turn], traits: Traits) -> Iterator[Turn]:
 
 
 def _is_one(before: Turn, turn: Turn, traits: Traits) -> bool:
-    """Return True if the template needs the two turns merged into one."""
     if before.role != turn.role or before.message.get("tool_calls") or turn.message.get("tool_calls"):
         return False
     return (turn.role == "user" and not traits.repeated_user) or (

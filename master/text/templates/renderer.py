@@ -48,7 +48,7 @@ def open_work(settings: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict
 def _message(message: Mapping[str, Any], answer: str | None) -> dict[str, Any]:
     """Return a message with its marks.
 
-    `answer` is the character that takes the place of its content, if the message is an earlier answer; else None.
+    If the message is an earlier answer, the character `answer` takes the place of its content; else `answer` is None.
     """
     role = message.get("role")
     known = {"role": own(role)} if role in ROLES else {}

@@ -94,19 +94,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Literals(NodeTransformer):
-    """Code transformer that marks a template's literal texts as its own and makes `~` keep the marks."""
+    """A code transformer that marks a template's literal texts as its own and makes `~` keep the marks."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox, self._count = sandbox, 0
         sandbox.extend(joined_all=lambda *parts: joined(parts))
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - named by jinja2
-        """Return `a ~ b` as a call."""
+        """Return the expression `a ~ b` as a call of a function that keeps the marks."""
         self.generic_visit(node)
         return nodes.Call(nodes.EnvironmentAttribute("joined_all"), node.nodes, [], None, None, lineno=node.lineno)
 
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:  # noqa: N802 - named by jinja2
-        """Return the text between tags, marked as the template's."""
+        """Return the text between two tags, marked as the template's."""
         return self._literal(node.data, node.lineno)
 
     def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802 - named by jinja2
@@ -126,32 +126,29 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - as in jinja2
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return the statements between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 @pass_context  # keeps jinja2 from evaluating it while compiling
 def _written(context: Context, value: Any) -> Text:
-    """Return the text of an expression's value."""
     return as_text(value)
 
 
 @pass_environment
 def _join(environment: Environment, value: Any, d: Any = "", attribute: str | int | None = None) -> Text:
-    """Return the parts of `value`, or an attribute of each, with `d` between them."""
+    """Return the parts of `value`, or an attribute of each, with `d` between them, as jinja2's filter `join` does."""
     parts = value if attribute is None else map(make_attrgetter(environment, attribute), value)
     return as_text(d).join(map(as_text, parts))
 
 
 def _title(value: Any) -> Text:
-    """Return `value` with each word in title case."""
     text = as_text(value)
     return text.recased(do_title(str.__str__(text)))
 
 
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> Text:
-    """Return `text` indented as by jinja2's filter of this name."""
+    """Return `text` indented as jinja2's filter `indent` does."""
     indention = as_text(width) if isinstance(width, str) else own(" " * width)
     lines = (as_text(text) + own("\n")).splitlines()
     head, *rest = lines
@@ -160,7 +157,6 @@ def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = 
 
 
 def _escape(value: Any) -> Text:
-    """Return `value` escaped for HTML."""
     text = as_text(value)
     for character, name in (("&", "&amp;"), (">", "&gt;"), ("<", "&lt;"), ("'", "&#39;"), ('"', "&#34;")):
         text = text.replace(character, own(name))

@@ -203,7 +203,8 @@ class Traits:
     def _takes(self, messages: Sequence[Message], *words: str) -> bool:
         """Return True if the template shows `words` of a conversation, or fails with every conversation.
 
-        If it fails with every conversation, the traits do not matter, because the real conversation fails too.
+        If the template fails with every conversation, the traits do not matter, because the real conversation fails
+        too.
         """
         return not self.works or self._shows([self._fitted(message) for message in messages], *words)
 
@@ -247,7 +248,6 @@ def _turn(role: str, content: str) -> Message:
 
 
 def _call(form: CallForm, content: str | None) -> list[Message]:
-    """Return a conversation with a call and its result."""
     arguments: Any = {_KEY: _VALUE}
     id_ = SHORT_ID if form.short_ids else LONG_ID
     function = {"name": _NAME, "arguments": json.dumps(arguments) if form.as_text else arguments}

@@ -154,8 +154,9 @@ def budget_with_head(need: MemoryNeed, weights: int, chunk: int = LONGEST_CHUNK)
 
 
 def affordable_pages(need: MemoryNeed, total: int, window: int = 0, retain: int = 0) -> int:
-    """Return how many pages fit into `total` bytes if all other needs get their minimum; 0 if the minimums do not
-    fit.
+    """Return how many pages fit into `total` bytes if all other needs get their minimum.
+
+    Return 0 if the minimums do not fit.
     """
     room = total - minimum_bytes(need, window, retain)
     return max(0, room // need.page_bytes) if need.page_bytes else need.pages

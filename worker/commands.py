@@ -101,8 +101,9 @@ def _memory(text: str | None) -> int:
 
 
 def _speed(kernels: "Kernels", options: "WorkerOptions", cache: Path, remeasure: bool) -> "MachineSpeed":
-    """Return the speed of this machine for masters to plan with; measure it if it is not known or `remeasure` is
-    set.
+    """Return the speed of this machine for masters to plan with.
+
+    Measure the speed if it is not known or `remeasure` is set.
     """
     from worker.measure.speed import machine_speed
 

@@ -88,8 +88,9 @@ def _bare(host: str) -> str:
 
 
 def _sockets(host: str, port: int, tries: int = _TRIES) -> list[socket.socket]:
-    """Bind one socket for each address; if the port that was chosen for port 0 is in use at another address, try
-    again.
+    """Bind one socket for each address.
+
+    If the port that was chosen for port 0 is in use at another address, try again.
     """
     try:
         return _bound(_addresses(host), port)

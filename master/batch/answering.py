@@ -75,8 +75,9 @@ class BatchAnswering:
         await _all_or_none([self._feed(ready), *(self._take(ready) for _ in range(self._at_once))])
 
     async def _feed(self, ready: "asyncio.Queue[ReadyLine | None]") -> None:
-        """Put prepared lines into the queue `ready`, window by window, in the order of `in_order`; then end the
-        queue.
+        """Put prepared lines into the queue `ready`, window by window, in the order of `in_order`.
+
+        Then end the queue.
         """
         left = (line for line in self._source.lines if line.id not in self._results.answered)
         while window := list(islice(left, _WINDOW * self._at_once)):

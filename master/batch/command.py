@@ -87,7 +87,7 @@ def batch(
 
 @contextmanager
 def _saying_how_far(asked: "BatchSource", results: "BatchResults", warn: Callable[[str], None]) -> Iterator[None]:
-    """If the `with` block raises, call `warn` with the number of answers that are stored already."""
+    """Call `warn` with the number of answers that are stored already, if the `with` block raises."""
     try:
         yield
     except BaseException:

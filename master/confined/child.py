@@ -55,8 +55,9 @@ def _serve(module: str, opening_s: str, opening_bytes: str, seconds: str, most_b
 
 
 def _within(seconds: float, work: Work, message: bytes) -> tuple[dict[str, Any], Any]:
-    """Call `work(message)` with a time limit; return the reply, and the result if the result is a function, else
-    None.
+    """Call `work(message)` with a time limit.
+
+    Return the reply, and the result if the result is a function, else None.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:

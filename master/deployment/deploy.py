@@ -174,8 +174,9 @@ class Deployer:
         return min(most, fastest(members, self.options.devices.offload))  # the context alone may take more pages
 
     def _checked(self, stages: Sequence[Stage], board: str, requests: int, batch: int = 0) -> list[Assign]:
-        """Return plans with pages for `requests` requests; if `batch` is not 0, accelerators compute `batch` of them at
-        once.
+        """Return plans with pages for `requests` requests.
+
+        If `batch` is not 0, accelerators compute `batch` of them at once.
 
         Raises:
             PlanError: if the requests do not fit.

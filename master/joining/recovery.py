@@ -140,8 +140,9 @@ class Membership:
         return None
 
     def _left_out(self, error: NodeError | PlanError) -> bool:
-        """Continue without the worker that `error` names, which may join later; return False if `error` names no
-        worker.
+        """Continue without the worker that `error` names, which may join later.
+
+        Return False if `error` names no worker.
         """
         if isinstance(error, NodeError):
             self._part(error)

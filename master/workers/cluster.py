@@ -186,9 +186,7 @@ class Cluster:
             raise TpiError("the run ends early")
 
     def watch(self, rank: int) -> bool:
-        """Return True if the worker of `rank` has made progress since the last call.
-
-        This is the function for `Endpoints.watch`.
+        """Return True if the worker of `rank` has made progress since the last call (for `Endpoints.watch`).
 
         Raises:
             NodeError: if any worker failed, was stopped, or is lost.
@@ -200,10 +198,7 @@ class Cluster:
         return progress is not None and progress != self._watched[rank]
 
     def awaited(self, rank: int) -> int:
-        """Return the rank for which the worker of `rank` waits or, if it waits for none, `rank` itself.
-
-        This is the function for `Endpoints.awaited`.
-        """
+        """Return the rank for which the worker of `rank` waits, or `rank` if it waits for none (for `Endpoints`)."""
         return last_awaited(rank, [worker.heartbeats.missed for worker in self.workers])
 
     def stats(self, waits: Sequence[OtherWaits] = ()) -> list[Stats]:

@@ -121,8 +121,9 @@ class Recruits:
         self._forget(self._calls)
 
     def _found(self, found: _Call) -> None:
-        """Stop the calls to the same worker at its other addresses, known and announced ones; `found` is the call it
-        answered.
+        """Stop the calls to the same worker at its other addresses, known and announced ones.
+
+        `found` is the call that the worker answered.
         """
         key = found.worker.key if found.worker else b""
         others = [one for one in self._calls if key and one.key == key and not one.met]

@@ -129,8 +129,9 @@ class DemandCache:
 
     @contextmanager
     def follow(self, keys: Sequence[Key]) -> Iterator[Iterator[Bytes]]:
-        """Yield an iterator over the bytes of `keys`, all of one block; each unit is valid until the next one is
-        requested.
+        """Yield an iterator over the bytes of `keys`, all of one block.
+
+        Each unit is valid until the next one is requested.
 
         There may be more keys than slots. Errors are those of `hold`; some are raised during the iteration.
         """

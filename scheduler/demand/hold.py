@@ -43,8 +43,9 @@ class DemandedBlock(Generic[S]):
         self._units, self._own = units, frozenset(units)
 
     def wanting(self, wanted: Wanted) -> "DemandHold[S]":
-        """Return a hold of the segments that every step needs and of this node's units in `wanted`; None stands for all
-        units.
+        """Return a hold of the segments that every step needs and of this node's units in `wanted`.
+
+        `wanted` is None for all units.
         """
         units = self._units if wanted is None else _among(wanted, self._own)
         return DemandHold(BlockHold(self._always), self._block, units, self._cache, self._gathered)

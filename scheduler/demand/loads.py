@@ -136,8 +136,9 @@ class IdleGaps:
 
     @property
     def usual(self) -> float:
-        """Median seconds from the end of one hold's loads to the next hold; 0 while too few of these times were
-        measured.
+        """Median seconds from the end of one hold's loads to the next hold.
+
+        It is 0 while too few of these times were measured.
         """
         return sorted(self._gaps)[len(self._gaps) // 2] if len(self._gaps) >= _FEWEST else 0.0
 

@@ -82,8 +82,9 @@ def smallest(blocks: Sequence[int], sizes: Sequence[int], depth: int) -> Ring:
 
 
 def _bump(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
-    """Place blocks one after the other; start again at offset 0 with each cycle, or when the next block does not
-    fit.
+    """Place blocks one after the other.
+
+    Start again at offset 0 with each cycle, or when the next block does not fit.
     """
     offsets, at = [], 0
     for block in blocks:

@@ -109,8 +109,9 @@ class NeuronArena(Source):
     # called by the cache
 
     def fill(self, loads: Sequence[Load], part: int) -> int:
-        """Gather the weights of a move's neurons, and copy them to the accelerator at once; return the bytes of the
-        copy.
+        """Gather the weights of a move's neurons, and copy them to the accelerator at once.
+
+        Return the bytes of the copy.
 
         Moves run one at a time, so they share one staging buffer.
         """

@@ -35,8 +35,9 @@ class HeldNeurons:
         self._layer.release_slots(self.slots)
 
     def cancel(self) -> None:
-        """Release the slots, and subtract the neurons from the statistics. Call this instead of `release` if no call
-        was made.
+        """Release the slots, and subtract the neurons from the statistics.
+
+        Call this instead of `release` if no call was made.
         """
         self._layer.cancel(self)
 
@@ -77,8 +78,9 @@ class LayerArena(PriorityShelf[np.int32]):
             return self._held(shares)
 
     def divide_active(self, active: I32) -> HeldNeurons:
-        """Divide the neurons `active` between the accelerator, if it has them, and the CPU; int32, ascending and
-        unique.
+        """Divide the neurons `active` between the accelerator, if it has them, and the CPU.
+
+        `active` is int32, ascending and unique.
         """
         with self._lock:
             there = self._marks()[active]

@@ -288,8 +288,9 @@ class SlotCache(Generic[S]):
     # The methods below are called by the workers.
 
     def _serve(self, lane: int = 0) -> None:
-        """Fill a part of the first load that may begin on a lane, with the loads that join it; without such a load, do
-        nothing.
+        """Fill a part of the first load that may begin on a lane, with the loads that join it.
+
+        Do nothing if no load may begin.
         """
         with self.lock:
             loads = [] if self.closed else self._take(lane)

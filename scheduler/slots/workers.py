@@ -18,8 +18,9 @@ class LoadWorkers(Protocol):
         """Start the threads, which call `serve` for each load that is announced. Called once."""
 
     def kick(self, loads: Sequence[Load | None]) -> None:
-        """Announce `loads`: a thread calls `serve` for each of them. For None, the cache chooses the load when `serve`
-        runs.
+        """Announce `loads`: a thread calls `serve` for each of them.
+
+        For None, the cache chooses the load when `serve` runs.
 
         Raises:
             TpiError: if no thread will run the loads.

@@ -68,8 +68,9 @@ class BlockSource(Source):
     """The blocks of a node on its disk. A block is compared with its hash when it is first loaded."""
 
     def __init__(self, disk: Disk, blocks: int, verify: Verify | None) -> None:
-        """Read from `disk`; `verify` raises WeightsError if a block's bytes are wrong. If it is None, nothing is
-        verified.
+        """Read from `disk`; `verify` raises WeightsError if a block's bytes are wrong.
+
+        If `verify` is None, nothing is verified.
         """
         self._disk, self._verify = disk, verify
         self.checks = verify is not None

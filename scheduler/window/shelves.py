@@ -41,8 +41,9 @@ class LoadLog:
 
 
 class StreamedShelf(CyclicShelf):
-    """The shelf of the blocks that pass through a window's ring; the position of a use in the ring's period is its
-    slot.
+    """The shelf of the blocks that pass through a window's ring.
+
+    The position of a use in the ring's period is its slot.
     """
 
     def __init__(self, ring: Ring, make: MakeLoad, log: LoadLog) -> None:

@@ -225,8 +225,9 @@ class Accelerators:
 
 
 def _steps(plan: OffloadPlan) -> str:
-    """Return a phrase for the user about the steps that stream the pieces outside accelerators; empty if there are
-    none.
+    """Return a phrase for the user about the steps that stream the pieces outside accelerators.
+
+    The result is empty if there are none.
     """
     if not plan.host_pieces:
         return ""

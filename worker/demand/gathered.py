@@ -30,8 +30,9 @@ class GatheredExperts:
         return not self.held
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """Start to compute the experts if `phases` include OUTPUT, else return None. `data` is ignored: weights are
-        in slots.
+        """Start to compute the experts if `phases` include OUTPUT, else return None.
+
+        `data` is ignored: weights are in slots.
         """
         if Phase.OUTPUT not in phases:
             return None

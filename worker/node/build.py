@@ -104,8 +104,9 @@ def build_node(
 
 
 def _hosted(plan: NodePlan) -> Division | None:
-    """Return the division of steps for a node without an accelerator; None (two halves) if the plan sets no batch
-    size.
+    """Return the division of steps for a node without an accelerator.
+
+    None (two halves) if the plan sets no batch size.
     """
     if plan.options.batch is None:
         return None
@@ -119,8 +120,9 @@ def _finite(partial: npt.NDArray[np.float32], name: str) -> None:
 
 
 def _blocks(plan: NodePlan, held: Sequence[HeldBlock], arrangement: Arrangement[Segment]) -> list[Block]:
-    """Return all blocks in order of use; each block of routed experts gets the next one of its pass, to prefetch for
-    it.
+    """Return all blocks in order of use.
+
+    Each block of routed experts gets the next one of its pass, to prefetch for it.
     """
     blocks: list[Block] = []
     following: RoutedBlock | None = None

@@ -164,8 +164,9 @@ class Node:
         return out
 
     def _pass(self, one: Pass, step: Step, batch: Batch) -> F32 | None:
-        """Compute the blocks of one pass; return the hidden states on the lowest rank of the stage, None on other
-        ranks.
+        """Compute the blocks of one pass.
+
+        Return the hidden states on the lowest rank of the stage, None on other ranks.
         """
         if self.hops is None:
             return self.loop.forward(step.x, batch, step.step, one.blocks)

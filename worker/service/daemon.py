@@ -269,8 +269,9 @@ class Daemon:
             self._beat()
 
     def _lock_out(self) -> None:
-        """Close all connections of revoked keys; leave the master if its key, or that of one of its nodes, was
-        revoked.
+        """Close all connections of revoked keys.
+
+        Leave the master if its key, or that of one of its nodes, was revoked.
         """
         policy = self._net.policy
         keys = (self._master.key, *self._master.node_keys) if self._master else ()

@@ -156,8 +156,9 @@ class ShardCache:
         os.close(self._writer)
 
     def _complete(self, block: NodeBlock) -> HeldBlock | None:
-        """Return the image of `block` if it exists and is sound; a damaged image becomes a partial one, and None is
-        returned.
+        """Return the image of `block` if it exists and is sound.
+
+        A damaged image becomes a partial one, and None is returned.
         """
         path = self._path(block)
         stamp = _stamp(path, image_token(block))

@@ -45,8 +45,9 @@ class _Closing:
         self.result = self._schema(root, "#", part=False)
 
     def _schema(self, schema: Any, at: str, part: bool) -> Any:
-        """Return the schema at the JSON pointer `at` with its objects closed; leave it open if it is a `part` of an
-        object.
+        """Return the schema at the JSON pointer `at` with its objects closed.
+
+        Leave it open if it is a `part` of an object.
         """
         if not isinstance(schema, dict):
             return schema
@@ -98,8 +99,9 @@ class _Closing:
         return bases
 
     def _names(self, schema: Schema) -> list[str] | None:
-        """Return the names of all properties of the object; None if it names none, is open, or cannot be resolved
-        completely.
+        """Return the names of all properties of the object.
+
+        Return None if it names none, is open, or cannot be resolved completely.
 
         The names are in the schema's order, because answers have the same order. Properties that are required but have
         no schema come last.

@@ -86,8 +86,9 @@ class AnswerFormats:
         return AnswerFormat(NoTools, grammar, wanted.grammar_field)
 
     def for_chat(self, ask: ChatRequest, begun: bool) -> AnswerFormat:
-        """Return the form of an answer to a conversation. `begun` is True if the prompt ends inside the model's
-        reasoning.
+        """Return the form of an answer to a conversation.
+
+        `begun` is True if the prompt ends inside the model's reasoning.
         """
         answer, field = self._grammar(ask)
         grammar = None if answer is None else grammars.whole(answer, self.thinking, begun, self._literal)

@@ -70,8 +70,9 @@ class LearntParser:
         return calls
 
     def _first(self, last: bool) -> list[Piece] | None:
-        """Return the text before the next call or, if the text begins with a call, the call; None if more text is
-        needed.
+        """Return the text before the next call or, if the text begins with a call, the call.
+
+        Return None if more text is needed.
 
         `last` is True if the answer is complete.
         """

@@ -17,8 +17,9 @@ class Span:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of span, such as bold. `whole` matches a complete span, with the group `text`; `part` an incomplete
-    one.
+    """A kind of span, such as bold.
+
+    `whole` matches a complete span, with the group `text`; `part` an incomplete one.
     """
 
     style: str

@@ -170,8 +170,9 @@ class MtpDrafts:
         return own
 
     def _catch_up(self, followed: Iterable[_Followed], needed: set[int]) -> None:
-        """Compute the rows that wait in `followed`; if pages run out, give up sequences whose ids are not in
-        `needed`.
+        """Compute the rows that wait in `followed`.
+
+        If pages run out, give up sequences whose ids are not in `needed`.
         """
         ready = [own for own in followed if len(own.hidden) and self._has_room(own, needed)]
         while waiting := [own.sequence for own in ready if own.sequence.pending]:

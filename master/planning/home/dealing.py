@@ -82,6 +82,7 @@ class HomeModel:
         )
 
     def exchange(self, members: Members, tokens: int) -> tuple[float, str]:
+        """Return the seconds of one allreduce of `tokens` tokens' partial results, and the fastest algorithm."""
         if (members, tokens) not in self._exchanges:
             self._exchanges[members, tokens] = self._exchange(members, tokens)
         return self._exchanges[members, tokens]

@@ -103,8 +103,9 @@ class RecordShelf(PriorityShelf[np.int32]):
         return [RecordLoad(self, read.neurons, read.slots, self.name, read=read) for read in reads]
 
     def _passing(self, ranges: list[Bounds], asked: int) -> I32:
-        """Give slots to unrequested records that `ranges` contains between requested ones; return the records that got
-        one.
+        """Give slots to unrequested records that `ranges` contains between requested ones.
+
+        Return the records that got one.
 
         Such a record gets a slot if its priority is higher than that of the record that it replaces. `asked` is the
         number of requested records.

@@ -112,8 +112,9 @@ def measured_gap(extents: Sequence[Extent], disk: DirectDisk) -> int:
 
 
 def _seconds(extents: Sequence[Extent], disk: DirectDisk, size: int) -> float:
-    """Return the mean seconds of a read of `size` bytes while all of the disk's threads read; 0 if no read was
-    possible.
+    """Return the mean seconds of a read of `size` bytes while all of the disk's threads read.
+
+    Return 0 if no read was possible.
     """
     long = [extent for extent in extents if extent.nbytes >= size + PAGE]
     if not long:

@@ -165,8 +165,9 @@ def _visitor(problem: StageProblem, rank: int, stages: Sequence[Stage]) -> _Visi
 
 
 def _token(visitors: Sequence[_Visitor], busy: float) -> float:
-    """Return the seconds of a token including the time that nodes wait for disks; without waiting, it takes `busy`
-    seconds.
+    """Return the seconds of a token including the time that nodes wait for disks.
+
+    Without waiting, it takes `busy` seconds.
     """
     least, most = busy, busy + sum(each.wait(busy) for each in visitors)
     for _ in range(_HALVINGS):

@@ -124,8 +124,9 @@ class _Model:
         return 2 * kinds * nodes + kinds + 1
 
     def divided(self) -> HomeSplit | None:
-        """Return the split of each kind in proportion to the nodes' speeds; None if a node's part does not fit into its
-        memory.
+        """Return the split of each kind in proportion to the nodes' speeds.
+
+        Return None if a node's part does not fit into its memory.
 
         A single node gets everything, and reads the weights that do not fit into its memory from its disk.
         """

@@ -152,8 +152,9 @@ class _Group:
     def _pair(
         self, column: int, prompt: Sequence[tuple[float, int]], decode: Sequence[tuple[float, int]]
     ) -> tuple[tuple[float, int], tuple[float, int]] | None:
-        """Return the fastest way for prompts and the fastest for decoding that fit into memory together; None if no two
-        do.
+        """Return the fastest way for prompts and the fastest for decoding that fit into memory together.
+
+        Return None if no two do.
         """
         for first, then in sorted(product(prompt, decode), key=lambda pair: (pair[0][0] + pair[1][0], pair)):
             ways = first[1], then[1]

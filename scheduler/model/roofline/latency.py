@@ -225,8 +225,9 @@ class _Layer:
         return waits * np.where(few, found["accelerator"] + before, 0.0)
 
     def _adding(self) -> Number:
-        """Return the seconds in which the host adds a micro-batch's residual connections; 0 if the accelerator adds
-        them.
+        """Return the seconds in which the host adds a micro-batch's residual connections.
+
+        Return 0 if the accelerator adds them.
         """
         rates, nbytes = self._machine.host, _ADDED * self._tokens * self._layer.hidden
         return (1 - self._at.adds) * _ADDS * (rates.start + nbytes / rates.read)

@@ -150,8 +150,9 @@ class _Sizes:
         return batches, parts
 
     def around(self, best: BatchPolicy) -> "_Sizes | None":
-        """Return the sizes from the next smaller to the next larger one of `best`'s sizes; None if all were compared
-        already.
+        """Return the sizes from the next smaller to the next larger one of `best`'s sizes.
+
+        Return None if all were compared already.
         """
         parts = self.parts or _numbers(best.batch)
         finer = _between(self.batches, best.batch), _between(parts, best.micro_batches)
@@ -193,8 +194,9 @@ class _Node:
         return [table for table in self._tables if table.bounds[at] < limit and table.bound(at) < limit]
 
     def solved(self, at: int, tables: list[Combination]) -> tuple[float, BatchPolicy] | None:
-        """Return the seconds per sequence of pair number `at` with its best policy; None if no policy of `tables`
-        fits.
+        """Return the seconds per sequence of pair number `at` with its best policy.
+
+        Return None if no policy of `tables` fits.
         """
         return solve_pair(self._problem, tables, at, float(self.least[at]))
 

@@ -77,8 +77,9 @@ class TurnsJudge(SparsityJudge):
         return "; ".join(filter(None, [self.skipped(trying=not said), *said]))
 
     def _count(self, size: int) -> None:
-        """Count a finished short step of the size class `size`; pick the faster way when both have had all of their
-        turns.
+        """Count a finished short step of the size class `size`.
+
+        Pick the faster way when both have had all of their turns.
 
         If another size has become the most frequent lately, compare steps of that size from now on.
         """

@@ -41,9 +41,7 @@ _ONE, _NO_WEIGHT, _LEAST = np.ones(1, np.float32), np.empty(0, np.float32), np.f
 
 
 def embedded(config: ModelConfig, rows: F32) -> F32:
-    """Return the first hidden states, `[tokens, hidden]`: the embedding's `rows`, scaled or normed if the model does
-    so.
-    """
+    """Return the first hidden states, `[tokens, hidden]`: the embedding's `rows`, scaled or normed as `config` says."""
     if config.embed_norm:
         return rms_norm(rows, _ONE, config.norm_eps)
     return rows if config.embed_scale == 1.0 else rows * np.float32(config.embed_scale)
@@ -106,8 +104,9 @@ def attention_spec(
 
 
 def recurrent_spec(config: ModelConfig, runs: Sequence[tuple[RunLayout, Range]], vectors: Vectors) -> RecurrentSpec:
-    """Return the spec of the units of a recurrent block that the node holds; `runs` has the layout and the units of
-    each run.
+    """Return the spec of the units of a recurrent block that the node holds.
+
+    `runs` has the layout and the units of each run.
     """
     if config.state_heads is not None:
         return heads_spec(config, runs, vectors, _norm(config, vectors))
@@ -217,8 +216,8 @@ def experts_spec(
 def _with_router(norm: NormSpec, weight: F32, scale: F32) -> tuple[NormSpec, F32]:
     """Return the norm of experts, and the weight of their router for inputs after that norm (Gemma 4).
 
-    The router has a norm of its own, with the weights `scale / sqrt(hidden)`. It differs from the experts' norm in the
-    weights only. So the router's weight is multiplied by the ratio of the two norms' weights. Weights of the experts'
+    The router has a norm of its own, with the weights `scale / sqrt(hidden)`. It differs from the experts' norm only in
+    the weights. So the router's weight is multiplied by the ratio of the two norms' weights. Weights of the experts'
     norm that are 0 become `_LEAST`, which is small enough to be 0 to the experts.
     """
     own = np.where(np.abs(norm.weight) < _LEAST, _LEAST, norm.weight)
@@ -245,9 +244,7 @@ def _of_pieces(bias: F32 | None, mixture: Mixture, each: int, pieces: Sequence[t
 
 
 def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors, layer: int = 0) -> Residual:
-    """Return the operations that follow the sum of a block of this kind in `layer`, such as adding its bias and
-    applying its norm.
-    """
+    """Return the operations that follow the sum of a block of this kind in `layer`, such as adding its bias."""
     bias = "o.bias" if kind == "attention" or kind in RECURRENT else "down.bias"
     weight = vectors.get("post_norm")
     eps = config.norm_eps if config.post_norm_eps is None else config.post_norm_eps
@@ -303,10 +300,9 @@ def _norm(config: ModelConfig, vectors: Vectors) -> NormSpec:
 
 
 def _cut(vector: F32 | None, part: Range, width: int) -> F32 | None:
-    """Return the slice of a whole-model vector that belongs to `part`, whose items are `width` values wide."""
+    """Return the part of a whole model's vector that belongs to the units `part`, each of which has `width` values."""
     return None if vector is None else np.ascontiguousarray(vector[part.first * width : part.last * width])
 
 
 def _padded(vector: F32 | None, units: int) -> F32 | None:
-    """Return a bias over neurons, padded with zeros to whole units."""
     return None if vector is None else np.pad(vector, (0, units * FFN_UNIT - len(vector)))

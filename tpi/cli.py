@@ -109,7 +109,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def _exit_code(run: Callable[[], int]) -> int:
-    """Return the result of `run`, or the exit code of its exception, which is printed on stderr."""
+    """Call `run` and return its result or, if it raises, print the exception on stderr and return its exit code."""
     try:
         return run()
     except click.exceptions.Exit as leave:
@@ -140,7 +140,7 @@ def _say(sentence: str) -> None:
 
 
 def _flush_or_redirect(stream: TextIO | None) -> None:
-    """Flush a stream. If that fails, redirect it to /dev/null, or Python would print an error at exit."""
+    """Flush a stream; if that fails, redirect it to /dev/null, because Python would print an error at exit."""
     if stream is None:
         return
     try:

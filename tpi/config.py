@@ -117,8 +117,9 @@ class Mamba:
 
     @property
     def unit_heads(self) -> int:
-        """Smallest number of heads that a node may hold: a group of heads that are normed together, or 1 if there is
-        only one group.
+        """Smallest number of heads that a node may hold.
+
+        It is the number of heads in a group that is normed together, or 1 if there is only one group.
         """
         return self.heads // self.key_heads if self.key_heads > 1 else 1
 
@@ -283,8 +284,9 @@ class ModelConfig:
 
     @property
     def host_only(self) -> str:
-        """Name, for messages, of a part of the model that only the CPU computes; empty if accelerators compute the
-        whole model.
+        """Name, for messages, of a part of the model that only the CPU computes.
+
+        The result is empty if accelerators compute all of it.
         """
         if any(self.recurrent):
             return "recurrent layers"

@@ -25,7 +25,7 @@ A message names what is wrong and what to do. The CLI prints it without a traceb
 
 
 class TpiError(Exception):
-    """Base class of all errors. `exit_code` is the exit code of the CLI."""
+    """Base class of all of TPI's own errors. `exit_code` is the exit code of the CLI."""
 
     exit_code = 1
 

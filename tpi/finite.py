@@ -9,7 +9,9 @@ SUSPECT = "a node computes wrongly, or its weights are damaged; run with --verif
 
 
 def require_finite(values: npt.NDArray[np.float32], what: str, reason: str = SUSPECT) -> None:
-    """Raise an error if `values` contains infinities or NaN. It takes microseconds for the hidden states of one token.
+    """Raise an error if `values` contains infinities or NaN.
+
+    The check takes microseconds for the hidden states of one token.
 
     Raises:
         NotFiniteError: if a value is not finite; the message names `what` and gives the `reason`.

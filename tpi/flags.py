@@ -41,7 +41,7 @@ class ModelCommand(GroupedCommand):
         return super().invoke(ctx)
 
     def _name(self, ctx: click.Context, name: str, word: str, flag: str) -> None:
-        """Set the parameter `name` to `word`, unless its flag was given with another value."""
+        """Set the parameter `name` to `word`; raise UsageError if its flag was given with another value."""
         given = ctx.params[name]
         if given not in (None, word):
             raise UsageError(f"the {name} is given twice, as {word!r} and with {flag} {given!r}; give it only once")

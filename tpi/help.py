@@ -40,7 +40,7 @@ class GroupedCommand(click.Command):
                 formatter.write_dl([records[name] for name in names])
 
     def _groups(self, records: dict[str, tuple[str, str]], all_of_them: bool) -> Iterator[tuple[str, list[str]]]:
-        """Yield the title of each group that has options, and their names."""
+        """Yield the title of each group of options that has any, and the names of the options."""
         grouped = {name for names in _GROUPS.values() for name in names} | _EXPERT
         for title, names in _GROUPS.items():
             if found := [name for name in names if name in records]:
@@ -51,7 +51,6 @@ class GroupedCommand(click.Command):
 
 
 def _show_all(ctx: click.Context, option: click.Parameter, wanted: bool) -> None:
-    """Print the help with all options, and exit."""
     if wanted and not ctx.resilient_parsing:
         ctx.meta[_ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)

@@ -78,7 +78,7 @@ def directory_of(variable: str, standard: str, inside_home: str) -> Path:
 def _is_something_else(directory: Path) -> bool:
     """Return True if the path exists and is not a directory.
 
-    Return False if it cannot be examined; the caller's first access reports that.
+    Return False if the path cannot be examined: the first access by the caller reports why.
     """
     try:
         return directory.exists() and not directory.is_dir()

@@ -65,7 +65,7 @@ def _say(line: str) -> None:
 
 
 def _line_end() -> str:
-    """Return a line end if it is needed to finish a line of the answer, which is shown on the same terminal."""
+    """Return a line end if an answer on the same terminal has an unfinished line, or else an empty string."""
     begun = _begun and sys.stderr.isatty()
     line_begun(False)
     return "\n" if begun else ""
@@ -90,7 +90,10 @@ def phase(title: str) -> Iterator[Progress]:
 
 
 def _live() -> bool:
-    """Return True if stderr can show a bar. Otherwise rich is not imported, which would take megabytes of memory."""
+    """Return True if stderr can show a bar.
+
+    Otherwise the library rich is not imported, because it takes megabytes of memory.
+    """
     return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 

@@ -26,11 +26,10 @@ def spread_norm(config: ModelConfig) -> SpreadNorm | None:
 def heads_spec(
     config: ModelConfig, runs: Sequence[tuple[RunLayout, Range]], vectors: Mapping[str, F32], norm: NormSpec
 ) -> HeadsSpec:
-    """Return the spec of some units of a block with heads. `runs` has the layout and the units of the run
-    `value`, then those of the run `key`.
+    """Return the spec of some units of a block with heads.
 
-    The layouts are those of the whole block. The units of `key` must hold the key head of every value head. `norm` is
-    that of the block's input.
+    `runs` has the layout and the units of the run `value`, then those of the run `key`. The layouts are those of the
+    whole block. The units of `key` must hold the key head of every value head. `norm` is that of the block's input.
     """
     settings, ((values, value_units), (keys, key_units)) = config.state_heads, runs
     assert settings is not None  # a model with blocks of this kind has these settings

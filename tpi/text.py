@@ -43,8 +43,9 @@ def with_address(name: str, address: str) -> str:
 
 
 def short_number(value: float, digits: int = 3) -> str:
-    """Return `value` with `digits` significant digits, but with all digits before the decimal point and without an
-    exponent.
+    """Return `value` with `digits` significant digits, but with all digits before the decimal point.
+
+    The text has no exponent.
     """
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"

@@ -117,10 +117,10 @@ class Trace(NoTrace):
 
     @contextmanager
     def laps(self, kind: Kind, names: Sequence[str]) -> Iterator[Laps | None]:
-        """Record one span per name, each beginning at the end of the one before. The block writes the ends to the array
-        yielded.
+        """Record one span for each name. Each span begins where the one before ends.
 
-        Entries that it leaves unchanged, because it ended early, are not recorded.
+        The block writes the ends to the array that is yielded. If the block ends early, the spans whose ends it has not
+        written are not recorded.
         """
         begin = entered = clock()
         laps = np.full(len(names), -1, np.int64)
@@ -223,14 +223,14 @@ def _events(pid: int, node: NodeTrace, zero: int) -> Iterator[dict[str, object]]
 
 
 class _Lanes:
-    """Assignment of a node's spans to lanes. Accelerators other than the first get additional lanes."""
+    """Assignment of a node's spans to lanes. Each accelerator after the first has lanes of its own."""
 
     def __init__(self) -> None:
         self.more: dict[tuple[str, int], int] = {}  # additional lanes, by name and number
         self._saves: dict[str, list[int]] = {}  # by accelerator: time at which each lane of saves is free again
 
     def of(self, kind: Kind, name: str, begin: int, end: int) -> int:
-        """Return the lane of a span, the number of its thread in the Chrome trace."""
+        """Return the lane of a span: the number of the thread that shows it in the Chrome trace."""
         card, at = name.partition(ON)[2], 0
         if kind == "kv save":
             at = _free_lane(self._saves.setdefault(card, [0] * _SAVES_AT_ONCE), begin, end)
@@ -242,7 +242,8 @@ class _Lanes:
 def _lane(kind: Kind, name: str) -> int:
     """Return the lane of a span on the first accelerator or the host. Spans of one lane do not overlap.
 
-    One lane computes, one loads blocks, one loads the head, three move weights and KV pages.
+    One lane is for computing, one for loading blocks, one for loading the head, and three for moving weights and KV
+    pages.
     """
     if kind in _LANE_NAMES[1:]:
         return 2 if kind == "load" and name.startswith(HEAD) else _LANE_NAMES.index(kind)
@@ -250,7 +251,10 @@ def _lane(kind: Kind, name: str) -> int:
 
 
 def _free_lane(ends: list[int], begin: int, end: int) -> int:
-    """Return the first lane that is free when a save begins, because saves may overlap. Mark it as used until `end`."""
+    """Return the first lane that is free when a save begins, and mark it as used until the save ends.
+
+    Saves may overlap, so they need several lanes.
+    """
     lane = next((lane for lane, over in enumerate(ends) if over <= begin), 0)
     ends[lane] = end
     return lane

@@ -24,7 +24,7 @@ def character_width(one: str) -> int:
 
 
 def _stays(one: str) -> bool:
-    """Return True if the character `one` must stay with the one before it: closing marks and small kana must."""
+    """Return True if no line may break before the character `one`: it is a closing mark or a small kana."""
     return unicodedata.category(one) in _CLOSING or " SMALL " in unicodedata.name(one, "")
 
 
@@ -99,7 +99,10 @@ class WordWrap(Generic[Style]):
         self.column = self._hang = 0
 
     def _spell(self, part: str, style: Style) -> Iterator[tuple[str, Style]]:
-        """Add a part of a word, and yield what can be shown. A line may break before and after a wide character."""
+        """Add a part of a word, and yield what can be shown already.
+
+        A line may break before and after a wide character.
+        """
         begin, wide = 0, False
         if not part.isascii():
             for at, one in enumerate(part):
@@ -121,7 +124,7 @@ class WordWrap(Generic[Style]):
             self._long = True
 
     def _place(self) -> Iterator[tuple[str, Style]]:
-        """Yield the completed word, on this line or on the next one."""
+        """Yield the completed word, for this line if the word fits, or else for the next one."""
         word, gap, taken, long = self._word, self._gap, self._taken, self._long
         self._long = False
         if not word:
@@ -141,7 +144,10 @@ class WordWrap(Generic[Style]):
         self._move(taken)
 
     def _begin_word(self, text: str) -> None:
-        """Set the indentation of continuation lines from the first words of a line."""
+        """Set the indentation of continuation lines, which depends on how the line begins.
+
+        If the first word is a list marker, continuation lines begin below the second word.
+        """
         if self._words == 0:
             self._marked = bool(_MARKER.fullmatch(text))
             self._hang = self._bounded(self.column)
@@ -152,7 +158,7 @@ class WordWrap(Generic[Style]):
         return column if column <= self._width() // 2 else 0
 
     def _count(self, text: str) -> None:
-        """Advance the position over text that was shown unchanged."""
+        """Advance the position past `text`, which was shown unchanged."""
         line = text.rpartition("\n")[2]
         if "\n" in text:
             self.column = self._words = self._hang = 0
@@ -162,7 +168,7 @@ class WordWrap(Generic[Style]):
             self._move(0)
 
     def _move(self, columns: int) -> None:
-        """Advance the position by `columns`. Beyond the edge, it continues in the terminal's next lines."""
+        """Advance the position by `columns`. Beyond the edge of the terminal, text continues on its next lines."""
         self.column += columns
         width = self._width()
         if width and self.column > width:
@@ -170,7 +176,7 @@ class WordWrap(Generic[Style]):
 
 
 def _after(text: str, column: int) -> int:
-    """Return the column after `text`, which may have tabs."""
+    """Return the column at which `text` ends if it begins at `column`. Tabs are counted up to the next tab stop."""
     for number, part in enumerate(text.split("\t")):
         if number:
             column += _TAB - column % _TAB

@@ -38,7 +38,7 @@ def drop(memory: Bytes) -> None:
 
 
 def no_other_use(room: int) -> int:
-    """Return 0, the bytes taken by others: only the arena uses the memory under its limit."""
+    """Return 0: no other user takes memory under the arena's limit."""
     return 0
 
 

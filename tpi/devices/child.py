@@ -34,7 +34,7 @@ _SENT = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)  # a chil
 
 
 class _LostError(DeviceError):
-    """Raised if the child crashed, or did not answer in time."""
+    """Error of a child process that crashed, or did not answer in time."""
 
 
 def list_chips() -> list[str]:
@@ -86,7 +86,7 @@ def _ask(*request: str) -> dict[str, Any]:
     """Run the child and return its answer; drop its other output.
 
     Raises:
-        DeviceError: if it fails, crashes or hangs.
+        DeviceError: if the child fails, crashes or does not answer in time.
     """
     try:
         done = subprocess.run(
@@ -114,7 +114,7 @@ def _signal(number: int) -> str:
 
 
 def _drivers() -> list[str]:
-    """Return the facts that a trial depends on: kernel release, driver files, and versions of libraries."""
+    """Return the facts on which a trial depends: kernel release, driver files, and versions of libraries."""
     return [platform.release(), *map(_stamp, _DRIVERS), *map(_version, _LIBRARIES)]
 
 
@@ -161,7 +161,7 @@ def _opencl_chips() -> list[str]:
 
 
 def _try(name: str) -> list[str]:
-    """Open a chip and let it compute a small block of 4-bit weights, for one token and for a prompt."""
+    """Let the chip `name` compute a small block of 4-bit weights, for one token and for a prompt."""
     from contextlib import closing
 
     import numpy as np

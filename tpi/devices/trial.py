@@ -42,7 +42,7 @@ def _leave_out(chip: str, error: Exception) -> None:
 
 
 def _candidates() -> list[str]:
-    """Return the names of the graphics chips that may be tried."""
+    """Return the names of the graphics chips to try."""
     nvidia = _there(_NVIDIA)
     found = ["cuda"] if nvidia and _installed("triton") else []
     if (nvidia or _there(_CHIPS)) and _installed("pyopencl"):

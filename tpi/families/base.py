@@ -223,7 +223,7 @@ def map_tensors(
 
 
 class _Resolver:
-    """Resolver of templates of tensor names for one model."""
+    """A resolver of the templates of tensor names for one model."""
 
     def __init__(
         self,
@@ -248,7 +248,6 @@ class _Resolver:
         self._heads = dict.fromkeys(("q", "k"), HeadOrder.from_interleaved(config.head_dim)) if interleaved_rope else {}
 
     def block(self, kind: BlockKind, templates: Mapping[str, str], layer: int) -> BlockRefs:
-        """Return references to the tensors of one block."""
         parts = PARTS.get(kind, ())
         found = {name: self._ref(name, template, layer) for name, template in templates.items()}
         present = {name: ref for name, ref in found.items() if ref is not None}
@@ -259,7 +258,10 @@ class _Resolver:
         )
 
     def mtp(self, names: Names, dense_layers: Collection[int] | None) -> MtpRefs | None:
-        """Return references to the layer for multi-token prediction, which follows the last layer; None without one."""
+        """Return references to the layer for multi-token prediction; None if the source has no such layer.
+
+        In the source, its number follows that of the last layer.
+        """
         layer, wanted = self._config.layers, {name: self._prefix + text for name, text in names.mtp.items()}
         if not wanted or not all(self._has(text.format(i=layer)) for text in wanted.values()):
             return None
@@ -315,9 +317,7 @@ class _Resolver:
         return Ref(tensor, rows, add, transposed, step, self._heads.get(name.removesuffix(".bias")))
 
     def _present(self, template: str, layer: int, expert: int) -> str:
-        """Return the first alternative of a template whose tensor exists; if no such tensor exists, return the first
-        alternative.
-        """
+        """Return the first alternative of a template whose tensor exists, or the first one if none exists."""
         first, *others = template.split("|")
         for text in (first, *others) if others else ():
             name = text.partition("?")[0].partition("[")[0]
@@ -326,7 +326,7 @@ class _Resolver:
         return first
 
     def _rows_of(self, name: str, which: str, expert: int) -> tuple[int, int]:
-        """Return the range of rows of a part in a fused or stacked tensor. `which` is the text in brackets."""
+        """Return the range of rows of a part in a fused or stacked tensor; `which` is the text in brackets."""
         if not which.startswith("expert"):
             return self._rows[which]
         mixture = self._config.mixture

@@ -85,7 +85,11 @@ def check_heads(config: ModelConfig, where: str) -> None:
 
 
 def _check_shared(config: ModelConfig, where: str) -> None:
-    """Check the fields about layers that use the keys and values of earlier layers, and about per-layer embeddings."""
+    """Check the fields about layers that use the keys and values of earlier layers, and about per-layer embeddings.
+
+    Raises:
+        ModelError: if a check fails; the message begins with `where`.
+    """
     own = config.layers - config.shared_kv
     if type(config.shared_kv) is not int or not 0 < own <= config.layers:
         raise ModelError(f"{where}: {config.shared_kv!r} of its layers use the keys and values of others")

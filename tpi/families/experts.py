@@ -20,8 +20,7 @@ def mixtral(fields: Fields) -> dict[str, Any]:
 
 
 def sigmoid_mixture(fields: Fields, experts: int, shared: int) -> Mixture:
-    """Return the `Mixture` that DeepSeek-V3's router has, for a model with `experts` experts and `shared` neurons of
-    shared experts.
+    """Return the settings of `experts` experts, and `shared` neurons of shared ones, with DeepSeek-V3's router.
 
     The score of an expert is a sigmoid. Groups of experts are ranked by the sum of their two best scores.
     """
@@ -170,7 +169,7 @@ def _qwen(fields: Fields, shared: int = 0) -> Mixture:
 
 
 def _experts(fields: Fields) -> int:
-    """Return the number of experts. Families call the field `num_experts` or `num_local_experts`."""
+    """Return the number of experts, which families call `num_experts` or `num_local_experts`."""
     return size_field(fields, "num_experts" if "num_experts" in fields else "num_local_experts")
 
 
@@ -179,7 +178,6 @@ def _used(fields: Fields) -> int:
 
 
 def _clip(fields: Fields) -> float:
-    """Return the magnitude to which queries, keys and values are clipped; 0 for no clipping."""
     if fields["clip_qkv"] is None:
         return 0.0
     clip = float_field(fields, "clip_qkv")

@@ -1,4 +1,4 @@
-"""Reasons why known architectures are not supported, and what to use instead. They are used in messages alone."""
+"""Reasons why known architectures are not supported, and what to use instead, for messages."""
 
 _HYPER = "use Qwen 3.5 or 3.6, or GLM-4.7"
 _QWEN4 = f"it needs hyper-connections, indexed sparse attention and hashed n-gram embeddings; {_HYPER}"

@@ -25,8 +25,9 @@ def windows_of(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
 
 
 def sliding_layers(fields: Fields, otherwise: Sequence[bool]) -> Sequence[bool]:
-    """Return one bool for each layer, True if it has a sliding window: from `layer_types`, or `otherwise` if that field
-    is null.
+    """Return one bool for each layer, True if it has a sliding window.
+
+    The values come from `layer_types`, or from `otherwise` if that field is null.
 
     Raises:
         ModelError: if `layer_types` has unsupported kinds, or not one entry for each layer.

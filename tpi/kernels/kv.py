@@ -146,7 +146,8 @@ class States:
 
     @classmethod
     def allocate(cls, sizes: Mapping[int, int], slots: int) -> "States":
-        """Return zeroed storage for `slots` slots of each layer; `sizes` has the number of values of a state in each
-        layer.
+        """Return zeroed storage for `slots` slots of each layer.
+
+        `sizes` has the number of values of a state in each layer.
         """
         return cls(slots, {layer: np.zeros((slots, size), np.float32) for layer, size in sizes.items()})

@@ -76,12 +76,11 @@ def buffer_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int) -
 
 
 def _recurrent(config: ModelConfig, heads: int) -> int:
-    """Return the number of values that heads with states need for one token, on a node with `heads` query heads in
-    attention.
+    """Return the number of values that heads with states need for one token.
 
-    They are: products of q, k, v and gate; q, k and v after the convolution; results of the value heads, before and
-    after the norm; two gates. Value heads are divided among nodes by the same shares as query heads, so a node may have
-    one unit more than its exact share.
+    `heads` is the node's number of query heads in attention. The values are: products of q, k, v and gate; q, k and v
+    after the convolution; results of the value heads, before and after the norm; two gates. Value heads are divided
+    among nodes by the same shares as query heads, so a node may have one unit more than its exact share.
     """
     found = config.state_heads
     if found is None or not heads:

@@ -58,7 +58,10 @@ class Normed:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """An expert piece as a feed-forward network of its own; `expert` is its number, or None for the shared experts."""
+    """An expert piece as a feed-forward network of its own.
+
+    `expert` is the expert's number, or None for the shared experts.
+    """
 
     expert: int | None
     spec: FfnSpec
@@ -171,7 +174,7 @@ def _parts(spec: ExpertsSpec) -> Iterator[_Part]:
 
 
 def _add_part(kernels: FeedForward, out: F32, part: _Part, data: U8, normed: F32, routing: Routing) -> None:
-    """Add the output of a part, an expert piece, to the rows of `out` whose tokens use it."""
+    """Add the output of a part, an expert piece, to the rows of `out` whose tokens use the part."""
     tokens, weights = _of(part, routing, len(normed))
     if len(tokens) and part.end > part.begin:
         x = kernels.prepare(part.spec, Normed(np.ascontiguousarray(normed[tokens])))
@@ -200,7 +203,7 @@ def _sigmoid(x: F32) -> F32:
 
 
 def _allowed(ranked: F32, groups: int, used: int, counted: int) -> F32:
-    """Return the scores `ranked` with minus infinity for the experts of all groups but the best `used` ones.
+    """Return the scores `ranked` with minus infinity for the experts of all groups except the best `used` ones.
 
     A group's score is the sum of the `counted` best scores of its experts.
     """

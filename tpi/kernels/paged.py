@@ -109,7 +109,6 @@ def _grouped(heads: F32) -> F32:
 
 
 def _inverse(scales: npt.NDArray[np.float16]) -> F32:
-    """Return 1 / scale, and 0 for a scale of 0."""
     wide = scales.astype(np.float32)
     return np.asarray(np.where(wide > 0, 1 / np.where(wide > 0, wide, 1), 0), np.float32)
 

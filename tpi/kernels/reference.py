@@ -186,7 +186,6 @@ class ReferenceKernels:
 
 
 def _normed(spec: BlockSpec | RouterSpec, x: Input) -> F32:
-    """Return a block's normalised input, float32 `[tokens, hidden]`."""
     hidden = spec.weight.shape[1] if isinstance(spec, RouterSpec) else spec.hidden
     if isinstance(x, np.ndarray):
         check_input(x, hidden)
@@ -221,7 +220,7 @@ def _runs(spec: AttentionSpec, data: U8) -> list[U8]:
 
 
 def _heads(spec: HeadsSpec, data: U8, normed: F32) -> tuple[F32, F32, F32]:
-    """Return the heads' q, k and v, which are convolved next, `[tokens, channels]`; `normed`; and the heads' gate."""
+    """Return the heads' q, k and v before the convolution, `[tokens, channels]`; `normed`; and the heads' gate."""
     end = spec.values.units * spec.values.unit_bytes
     check_data(data, end + spec.keys.units * spec.keys.unit_bytes)
     width, wide = spec.key_heads * spec.key, spec.heads * spec.value

@@ -48,7 +48,6 @@ class Announcement:
 
 
 def _cut(text: str, most: int) -> str:
-    """Return as many whole characters of `text` as fit into `most` bytes."""
     return text.encode()[:most].decode(errors="ignore")
 
 

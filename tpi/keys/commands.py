@@ -103,7 +103,7 @@ def _invite(policy: KeyPolicy, listen_at: str, name: str | None) -> None:
 
 
 def _shown(host: str) -> str:
-    """Return `host`, or if it is a wildcard, an address at which other machines may reach this one."""
+    """Return `host` or, if it is a wildcard, an address at which other machines may reach this one."""
     if host not in ("0.0.0.0", "::", "[::]"):
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

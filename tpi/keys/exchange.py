@@ -175,7 +175,7 @@ class _Line:
         return data
 
     def _in_time(self) -> socket.socket:
-        """Return the connection with its timeout set to the time left."""
+        """Return the connection with its timeout set to the time that is left until the deadline."""
         if (left := self._ends - time.monotonic()) <= 0:
             raise TimeoutError("the other end takes too long")
         self._link.settimeout(left)

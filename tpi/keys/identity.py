@@ -59,7 +59,10 @@ def require_curve() -> None:
 
 
 def _has_sodium() -> bool:
-    """Return True if libzmq uses libsodium. On systems other than Linux, which do not tell, return True."""
+    """Return True if libzmq uses libsodium.
+
+    Systems other than Linux do not say, so return True there.
+    """
     try:
         return "sodium" in Path("/proc/self/maps").read_text()
     except OSError:

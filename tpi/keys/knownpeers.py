@@ -23,9 +23,9 @@ class KnownPeers:
         self._keys: dict[Place, set[bytes]] = {}
 
     def come(self, place: Place, key: bytes) -> bool:
-        """Record a connection with `key`.
+        """Record a connection with `key` from `place`; return True if the key is new there.
 
-        Return True if the key is new at that place. Call it before the key is looked up.
+        Call this before the key is looked up.
         """
         with self._lock:
             there = self._keys.setdefault(place, set())

@@ -142,7 +142,7 @@ def _paired(fields: dict[str, Any]) -> PairedKey:
 
 
 def _free_name(name: str, others: tuple[PairedKey, ...]) -> str:
-    """Return `name`, with a number appended if another machine has it."""
+    """Return `name`, with a number appended if another machine has this name."""
     taken = {one.name for one in others}
     names = (name, *(f"{name} {number}" for number in range(2, len(taken) + 3)))
     return next(one for one in names if one not in taken)

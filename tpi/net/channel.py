@@ -177,9 +177,9 @@ class Channel:
             self.socket.send_multipart(frames, copy=not self._share)
 
     def _receive(self) -> list[bytes] | None:
-        """Return the frames of the next message, or None if there is none.
+        """Return the frames of the next message, or None if no message has arrived.
 
-        A refused sender's message becomes one empty frame.
+        If the sender's key is refused, the result is one empty frame instead.
         """
         if self._admits is None:
             return receive_whole(self.socket)

@@ -55,7 +55,10 @@ def receive_keyed(socket: Socket) -> tuple[list[bytes], bytes, int] | None:
 
 
 def _descriptor(frame: zmq.Frame) -> int:
-    """Return the descriptor of the connection that delivered `frame`; -1 if it was reset before libzmq looked at it."""
+    """Return the descriptor of the connection that delivered `frame`.
+
+    Return -1 if the connection was reset before libzmq asked for its descriptor.
+    """
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:
@@ -165,7 +168,7 @@ def peer_address(descriptor: int) -> str:
 
 
 def _came_from(one: system.socket) -> tuple[int, str]:
-    """Return the local port that a connection arrived at, and the address that it came from."""
+    """Return the local port that the connection `one` arrived at, and the address that it came from."""
     if one.family in _INTERNET:
         return int(one.getsockname()[1]), caller(one.getpeername()[0])
     name = one.getsockname()
@@ -188,7 +191,7 @@ def _listens(one: system.socket) -> bool:
 
 @contextmanager
 def _borrowed(number: int) -> Iterator[system.socket]:
-    """Open a duplicate of libzmq's socket for the block. The original stays open."""
+    """Open a duplicate of libzmq's socket `number` for the block. Closing the duplicate leaves libzmq's socket open."""
     one = system.socket(fileno=os.dup(number))
     try:
         yield one

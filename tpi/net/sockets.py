@@ -201,7 +201,7 @@ class Net:
     def _guard(self, socket: Socket, plane: Plane) -> None:
         """Require a trusted key of every peer that connects to `socket`.
 
-        libzmq asks the ZAP handler about each connection, and refuses all if there is no handler.
+        libzmq asks the ZAP handler about each connection. While there is no handler, libzmq refuses all connections.
         """
         try:
             _encrypt(socket, plane, self.policy)
@@ -235,7 +235,10 @@ def _connect(socket: Socket, plane: Plane, host: str, port: int) -> None:
 
 
 def _listens_locally(endpoint: str) -> bool:
-    """Return True if a process of this machine listens at `endpoint`. A loopback address may be a forwarded port."""
+    """Return True if a process of this machine listens at `endpoint`.
+
+    A loopback address may be that of a forwarded port, whose listener is on another machine.
+    """
     try:
         return _UNIX_SOCKETS.read_text().find(f" {endpoint.removeprefix('ipc://')}\n") >= 0
     except OSError:

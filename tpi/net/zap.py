@@ -72,7 +72,7 @@ class ZapHandler:
         return [_VERSION, number, b"400", b"this key is not paired with this machine", b"", b""]
 
     def _unable(self, error: Exception) -> bytes:
-        """Log why all connections are refused, once for each reason. Return the status text of the reply."""
+        """Log why all connections are refused, once for each reason, and return the status text for libzmq."""
         self.refused += 1
         if self._last_reason != str(error):
             self._last_reason = str(error)
@@ -82,7 +82,7 @@ class ZapHandler:
     def _let_in(self, key: bytes, plane: str, where: str) -> bool:
         """Return True if the owner of `key` may connect to `plane` from the address `where`.
 
-        The key is recorded before it is looked up: if it is revoked in between, `KnownPeers.dismiss` still finds it.
+        The key is recorded before it is looked up, so that `KnownPeers.dismiss` finds a key that is revoked in between.
         """
         place = (plane, caller(where))
         new = self.callers.come(place, key)

@@ -58,8 +58,9 @@ class BlockShape:
 
     @property
     def tail_offset(self) -> int:
-        """Offset in the file where the vectors and hashes begin. The block's name is a hash of the header, the vectors
-        and the hashes.
+        """Offset in the file where the vectors and hashes begin.
+
+        The name of the block is a hash of the header, the vectors and the hashes.
         """
         return len(self.header) + sum(run.units * run.unit_bytes for run in self.runs)
 

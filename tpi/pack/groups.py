@@ -147,9 +147,10 @@ def pack_codes(planes: tuple[int, ...], codes: U8) -> U8:
 
 
 def _lines(format: Format, raw: U8) -> tuple[F32, F32 | None]:
-    """Decode the factors of blocks, `[..., bytes]`, to scales and minima; each is `[..., 1]`, or `[..., 2]` by half.
+    """Decode the factors of blocks, `[..., bytes]`, to scales and minima.
 
-    e8m0 scales are halved, because the table of mxfp4 holds doubled values.
+    Each result is `[..., 1]`, or `[..., 2]` if the halves of a group have factors of their own. e8m0 scales are halved,
+    because the table of mxfp4 holds doubled values.
     """
     raw = np.ascontiguousarray(raw)
     if format == "q8":
@@ -173,7 +174,10 @@ def _halves_at(raw: U8, at: int) -> F32:
 
 
 def _quantise_q8(groups: F32) -> U8:
-    """Quantise groups to q8: try 8 scales that map the largest magnitude to codes 120..127, and use the closest."""
+    """Quantise groups to q8: try 8 scales that map the largest magnitude to the codes 120..127.
+
+    Each group uses the scale with the smallest squared error.
+    """
     largest = np.abs(groups).max(axis=-1, keepdims=True)
     best = _scaled(groups, largest / np.float32(127))
     for divisor in (126, 125, 124, 123, 122, 121, 120):
@@ -183,7 +187,10 @@ def _quantise_q8(groups: F32) -> U8:
 
 
 def _quantise_line(coding: Coding, groups: F32) -> U8:
-    """Quantise groups by least squares: try several ranges, refit each to its rounded codes, use the closest."""
+    """Quantise groups by least squares: try several ranges, and fit each again to its rounded codes.
+
+    Each group uses the range with the smallest squared error.
+    """
     most = np.float32((1 << sum(coding.planes)) - 1)
     low, high = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)
     best = _line(groups, (high - low) / most, low, most)
@@ -198,7 +205,10 @@ def _quantise_line(coding: Coding, groups: F32) -> U8:
 
 
 def _quantise_q4s(groups: F32) -> U8:
-    """Quantise groups to q4s: try signed scales that map the largest magnitude near an end code; use the closest."""
+    """Quantise groups to q4s: try signed scales that map the largest magnitude to the code of an end, or near it.
+
+    Each group uses the scale with the smallest squared error.
+    """
     extreme = _extreme(groups)
     best = _line(groups, extreme / np.float32(-8), None)
     for divisor in (-8.5, -7.5, -7.0, 7.5, 7.0):
@@ -208,7 +218,7 @@ def _quantise_q4s(groups: F32) -> U8:
 
 
 def _quantise_mxfp4(groups: F32) -> U8:
-    """Quantise groups to mxfp4: the scale puts the largest magnitude in the top octave of e2m1; values are rounded."""
+    """Quantise groups to mxfp4. The scale puts the largest magnitude into the top octave of e2m1."""
     largest = np.abs(groups).max(axis=-1, keepdims=True)
     exponent = np.frexp(largest)[1] - 1 - 2 + 127  # 2^2 is the largest power of two in e2m1
     scale = np.where(largest > 0, np.clip(exponent, 1, 254), 0).astype(np.uint8)
@@ -218,7 +228,10 @@ def _quantise_mxfp4(groups: F32) -> U8:
 
 
 def _quantise_numbers(coding: Coding, groups: F32) -> U8:
-    """Quantise groups to the nearest numbers of a coding with a scale for each group or half; try several scales."""
+    """Quantise groups to the numbers that the coding can represent, each value to the nearest one.
+
+    Each group, or each half of a group, has a scale: the best of several that are tried.
+    """
     parts = groups.reshape(*groups.shape[:-1], 2 if coding.factors == "halves" else 1, -1)
     known = coding.numbers[:-2] if coding.table and len(coding.table) == 8 else coding.numbers
     numbers, codes_of = np.unique(known, return_index=True)
@@ -243,7 +256,10 @@ def _quantise_numbers(coding: Coding, groups: F32) -> U8:
 
 
 def _quantise_lines(coding: Coding, groups: F32) -> U8:
-    """Quantise groups with a scale and a minimum for each half: multiples of the scale and minimum of the group."""
+    """Quantise groups with a scale and a minimum for each half.
+
+    The scale of a half is a multiple of the group's scale, and its minimum a multiple of the group's minimum.
+    """
     most = np.float32((1 << sum(coding.planes)) - 1)
     parts = groups.reshape(*groups.shape[:-1], 2, _HALF)
     low = np.minimum(parts.min(axis=-1), 0)
@@ -265,7 +281,10 @@ _Line = tuple[F32, F32, F32, F32]  # squared error, codes, scale, minimum
 
 
 def _scaled(groups: F32, scale: F32) -> _Line:
-    """Compute the codes of `groups`, in -127..127, for a scale rounded to f16, and the squared error of each group."""
+    """Compute the codes of `groups`, in -127..127, for a scale that is rounded to f16.
+
+    The result also has the squared error of each group.
+    """
     scale = _as_f16(scale)
     codes = np.clip(np.rint(groups * _inverse(scale)), -127, 127)
     error = np.square(groups - codes * scale).sum(axis=-1, keepdims=True)
@@ -273,9 +292,9 @@ def _scaled(groups: F32, scale: F32) -> _Line:
 
 
 def _line(groups: F32, scale: F32, minimum: F32 | None, most: float = 15) -> _Line:
-    """Compute the codes of `groups`, in 0..most, for a scale and minimum rounded to f16, and the squared errors.
+    """Compute the codes of `groups`, in 0..most, for a scale and a minimum that are rounded to f16.
 
-    If `minimum` is None, it is -8 times the scale.
+    The result also has the squared error of each group. If `minimum` is None, it is -8 times the scale.
     """
     scale = _as_f16(scale)
     low = scale * np.float32(-8) if minimum is None else _as_f16(minimum)
@@ -285,14 +304,14 @@ def _line(groups: F32, scale: F32, minimum: F32 | None, most: float = 15) -> _Li
 
 
 def _closer(first: _Line, second: _Line) -> _Line:
-    """Choose, for each group, the candidate with the smaller error."""
+    """Choose the candidate with the smaller error, for each group separately."""
     better = second[0] < first[0]
     error, codes, scale, low = (np.where(better, new, old) for old, new in zip(first, second, strict=True))
     return error, codes, scale, low
 
 
 def _fit_line(codes: F32, groups: F32) -> tuple[F32, F32]:
-    """Fit a least-squares line to the (code, value) pairs of each group; return its slope and intercept."""
+    """Fit a least-squares line to the pairs (code, value) of each group. Return the slope and the intercept."""
     mean_code, mean = codes.mean(axis=-1, keepdims=True), groups.mean(axis=-1, keepdims=True)
     spread = np.square(codes - mean_code).sum(axis=-1, keepdims=True)
     slope = ((codes - mean_code) * (groups - mean)).sum(axis=-1, keepdims=True) / np.maximum(spread, np.float32(1e-9))
@@ -305,12 +324,12 @@ def _extreme(groups: F32) -> F32:
 
 
 def _nearest(numbers: F32, values: F32, scale: F32) -> U8:
-    """Return the codes of the ascending `numbers` that are nearest to `values / scale`."""
+    """Return the index of the number in the ascending `numbers` that is nearest to each of `values / scale`."""
     return np.searchsorted((numbers[1:] + numbers[:-1]) / 2, values * _inverse(scale)).astype(np.uint8)
 
 
 def _as_f16(values: F32) -> F32:
-    """Round to f16 and return float32. Magnitudes beyond the range of f16 become its largest value."""
+    """Round `values` to f16 and return them as float32. Magnitudes beyond the range of f16 become its largest value."""
     return np.clip(values, -_LARGEST_F16, _LARGEST_F16).astype(np.float16).astype(np.float32)
 
 
@@ -319,5 +338,5 @@ def _f16_bytes(values: F32) -> U8:
 
 
 def _inverse(scale: F32) -> F32:
-    """Return 1 / scale, and 0 where the scale is 0."""
+    """Return 1 / `scale`, but 0 where the scale is 0."""
     return cast(F32, np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0))

@@ -104,7 +104,7 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
 
 
 def _check_blocks(manifest: Manifest) -> None:
-    """Check that each named block exists, has the right kind, and has the runs and sizes that the model needs."""
+    """Check that every block that the manifest names exists and has the kind, the runs and the sizes of the model."""
     config, blocks = manifest.config, manifest.blocks
     runs: dict[BlockKind, dict[RunName, RunShape]]
     runs = {"attention": {}, "ffn": {}, **recurrent_shapes(config)}
@@ -136,7 +136,10 @@ def _check_blocks(manifest: Manifest) -> None:
 
 
 def _check_per_layer(manifest: Manifest) -> None:
-    """Check the table, projection and norm of per-layer embeddings, or that a model without them has none."""
+    """Check the table, the projection and the norm of per-layer embeddings.
+
+    Other models must have none of the three.
+    """
     config, blocks = manifest.config, manifest.blocks
     if len(manifest.per_layer) != (2 if config.per_layer else 0):
         raise ValueError("the embeddings of layers are missing, or the model has none")
@@ -152,8 +155,9 @@ def _check_per_layer(manifest: Manifest) -> None:
 
 
 def _check_mtp(manifest: Manifest) -> tuple[tuple[str, ...], ...]:
-    """Check the projection and the norms of the layer for multi-token prediction. Return the layer's blocks; () if the
-    model has no such layer.
+    """Check the projection and the norms of the layer for multi-token prediction, and return the blocks of that layer.
+
+    The result is empty if the model has no such layer.
     """
     if not manifest.mtp:
         return ()
@@ -171,7 +175,7 @@ def _check_router(shape: BlockShape, values: int) -> None:
 
 
 def _check(shape: BlockShape, kind: BlockKind, runs: Mapping[RunName, RunShape]) -> None:
-    """Check that a block has the kind `kind` and exactly the runs `runs`; ValueError if not."""
+    """Raise ValueError unless the block has the kind `kind` and exactly the runs `runs`."""
     if shape.kind != kind or [run.name for run in shape.runs] != list(runs):
         raise ValueError(f"a block of kind {shape.kind} does not have the runs {list(runs)} of kind {kind}")
     for run in shape.runs:

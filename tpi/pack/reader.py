@@ -125,7 +125,7 @@ class PackBlock:
             raise self.damaged(f"unit {first + index} of {run} does not match its hash")
 
     def _vectors_and_hashes(self) -> dict[str, Bytes]:
-        """Read the bytes of all vectors and hashes, by tensor name: all of the file's data except the units."""
+        """Read the bytes of all vectors and hashes, by tensor name. They are all of the block except its units."""
         begin = self.shape.tail_offset
         tail = np.empty(self.shape.nbytes - begin, np.uint8)
         self._read(begin, tail)

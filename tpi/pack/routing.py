@@ -58,7 +58,7 @@ class RoutingRecord:
 
     @property
     def _width(self) -> int:
-        """Bytes that an expert's number needs, 1 or 2."""
+        """Number of bytes that the number of an expert needs, 1 or 2."""
         return 1 if self.experts.max(initial=0) < 1 << 8 else 2
 
 

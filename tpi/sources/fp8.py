@@ -24,8 +24,9 @@ F32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Fp8Scales:
-    """The sharing of scales in a model's FP8 weights: `block` is the rows and columns that share a scale; 0 x 0 if
-    scales are not by block.
+    """Number of rows and columns of a model's FP8 weights that share one scale.
+
+    `block` is (0, 0) if the scales are not those of such blocks.
     """
 
     block: tuple[int, int] = (0, 0)
@@ -81,7 +82,7 @@ def _by_rows(codes: SourceTensor, scales: SourceTensor) -> bool:
 
 
 class _Fp8Source:
-    """A `Source` that returns the values of FP8 tensors; `scales` has the tensor of scales for each of them."""
+    """A `Source` that returns the values of FP8 tensors. `scales` has the tensor of scales of each FP8 tensor."""
 
     def __init__(self, source: Source, scales: Mapping[str, SourceTensor], layout: Fp8Scales) -> None:
         used = {tensor.name for tensor in scales.values()}
@@ -94,20 +95,19 @@ class _Fp8Source:
         self._source, self._scales, self._layout = source, scales, layout
 
     def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
-        """Return the bytes of a rectangle of `tensor`, uint8 `[rows, bytes]`; FP8 weights as float32."""
+        """Return the bytes of a rectangle of `tensor`, uint8 `[rows, bytes]`. FP8 weights are returned as float32."""
         if tensor.name not in self._scales:
             return self._source.read(tensor, rows, columns)
         codes = self._source.read(self._source.tensors[tensor.name], rows, columns)
         return np.ascontiguousarray(E4M3[codes] * self._factors(tensor, rows, columns)).view(np.uint8)
 
     def close(self) -> None:
-        """Close the source that this one wraps."""
         self._source.close()
 
     def _factors(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> F32:
-        """Return the scales of a rectangle, float32 `[rows, columns]`.
+        """Return the scales of a rectangle of `tensor`, float32 `[rows, columns]`.
 
-        An axis has size 1 if all scales along it are equal.
+        An axis along which all scales are equal has size 1.
         """
         stored = self._scales[tensor.name]
         size = stored.rows * stored.columns
@@ -125,7 +125,10 @@ class _Fp8Source:
 
 
 def _e4m3() -> F32:
-    """Return the value of each of the 256 codes: a sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinities."""
+    """Return the value of each of the 256 FP8 codes: a sign, 4 bits of exponent (bias 7), and 3 bits of mantissa.
+
+    The format has no infinities.
+    """
     codes = np.arange(256)
     exponent, mantissa = codes >> 3 & 15, codes & 7
     values = np.where(exponent > 0, np.ldexp(1 + mantissa / 8, exponent - 7), np.ldexp(mantissa / 8, -6))

@@ -121,7 +121,10 @@ def _open_one(path: Path) -> GgufSource:
 
 
 def _open_part(path: Path, number: int, count: int) -> GgufSource:
-    """Open one part of a split model. `number` counts from 0; `count` is the number of parts."""
+    """Open one part of a split model and check that it is that part.
+
+    `number` counts the parts from 0; `count` is how many there are.
+    """
     if not path.exists():
         raise _missing(path, count)
     part = _open_one(path)
@@ -180,11 +183,10 @@ class _Header:
         self._file.close()
 
     def bad(self, reason: str) -> ModelError:
-        """Return the error that says why this file cannot be used."""
         return ModelError(f"{self.path} is not a usable GGUF file: {reason}")
 
     def start(self) -> int:
-        """Check the magic and the version, and return the version."""
+        """Read the magic and the version, and return the version. An unsupported one is refused."""
         magic = self._take(4) if self.size >= 24 else b""
         if magic not in (_MAGIC, _POWERINFER):
             raise self.bad("it does not begin with the GGUF magic")
@@ -195,11 +197,10 @@ class _Header:
         return version
 
     def u64(self) -> int:
-        """Read an unsigned 64-bit number."""
         return int(_U64.unpack(self._take(8))[0])
 
     def string(self, errors: str = "replace") -> str:
-        """Read a string: its length, then that many bytes of UTF-8. `errors` is that of `bytes.decode`."""
+        """Read a string: its length, then that many bytes of UTF-8. `errors` is passed on to `bytes.decode`."""
         length = self.u64()
         self._text += length
         if length > _MAX_STRING:
@@ -209,7 +210,7 @@ class _Header:
         return self._take(length).decode("utf-8", errors)
 
     def value(self, kind: int) -> Any:
-        """Read one metadata value of type `kind`. A long array is skipped and returned as a `LongArray`.
+        """Read one metadata value of the type `kind`. A long array is skipped and returned as a `LongArray`.
 
         In a string, bytes that are not UTF-8 become lone surrogates.
         """
@@ -223,7 +224,7 @@ class _Header:
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]
 
     def values(self, kind: int, count: int) -> list[Any]:
-        """Read `count` consecutive values of type `kind`. In strings, bytes that are not UTF-8 are replaced."""
+        """Read `count` consecutive values of the type `kind`. In strings, bytes that are not UTF-8 are replaced."""
         if kind == _STRING:
             return [self.string() for _ in range(count)]
         if kind not in _SCALARS:
@@ -232,7 +233,6 @@ class _Header:
         return list(struct.unpack(form, self._take(struct.calcsize(form))))
 
     def pairs(self, count: int) -> dict[str, Any]:
-        """Read `count` entries of metadata, by key."""
         found: dict[str, Any] = {}
         for _ in range(count):
             key = self.string()
@@ -321,7 +321,7 @@ class _Header:
         return taken
 
     def _need(self, end: int) -> None:
-        """Read the file's first `end` bytes into memory, if they are not there yet."""
+        """Make sure that the first `end` bytes of the file are in memory. Read those that are missing."""
         if end <= len(self._data):
             return
         if end > self.size:

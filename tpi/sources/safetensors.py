@@ -73,7 +73,6 @@ def read_header(path: Path) -> list[SourceTensor]:
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
-    """Return the entries of the header, by tensor name."""
     try:
         header = parse_json(text, _unique)
     except (ValueError, RecursionError) as error:

@@ -35,7 +35,7 @@ def initial_weights(examples: LayerExamples, rank: int, random: np.random.Genera
 
 
 def _moments(examples: LayerExamples) -> tuple[F32, F64, F32]:
-    """Return the frequencies and second moments that the regression needs.
+    """Return the frequencies and the second moments that the regression needs.
 
     With the inputs x and the activity a (0 or 1), the result is: the frequency f of each neuron, clipped, `[neurons]`;
     the regularised Gram matrix of the inputs, `x.T @ x`, `[hidden, hidden]`; and `x.T @ (a - f)`, `[hidden, neurons]`.
@@ -55,7 +55,10 @@ def _moments(examples: LayerExamples) -> tuple[F32, F64, F32]:
 
 
 def _widened(rows: npt.NDArray[np.floating[Any]], rank: int, random: np.random.Generator) -> F32:
-    """Return `rank` rows: the given rows, padded with zeros, plus noise of a hundredth of their RMS on all of them."""
+    """Return the first `rank` of `rows`, with rows of zeros added if there are fewer, plus noise.
+
+    The noise is a hundredth of the RMS of `rows`.
+    """
     found = random.standard_normal((rank, rows.shape[1])) * (0.01 * np.sqrt(np.mean(np.square(rows))))
     found[: len(rows)] += rows[:rank]
     return np.asarray(found, np.float32)

@@ -129,8 +129,8 @@ class ExampleFiles:
     def _begun(self, sizes: tuple[int, int]) -> int:
         """Return the number of sequences already collected.
 
-        Create files of `sizes` bytes first if there are none, or if those found belong to another text or pack or are
-        incomplete.
+        Files of `sizes` bytes are created first if there are none, if those found belong to another text or pack, or if
+        they are incomplete.
         """
         files = (self.folder / _INPUTS, self.folder / _ACTIVE)
         try:
@@ -147,7 +147,7 @@ class ExampleFiles:
         return 0
 
     def _add(self, pack: Pack, tokens: I32, first: int, kernels: Kernels) -> None:
-        """Write the examples of all layers for `SEQUENCES` sequences from `first` on."""
+        """Write the examples of all layers for the `SEQUENCES` sequences from number `first` on."""
         if pack.config.activation not in SPARSE:
             raise ModelError(
                 f"{pack.path} has {pack.config.activation} activations, which are never 0; give a model with ReLU"
@@ -176,7 +176,10 @@ def _shape(pack: Pack) -> tuple[int, int, int]:
 
 
 def _paired(inputs: npt.NDArray[Any], bits: U8, neurons: int, ahead: int) -> dict[int, LayerExamples]:
-    """Return each layer's examples: its activity, and the inputs of the layer `ahead` layers earlier, or of layer 0."""
+    """Return each layer's examples: its own activity, and the inputs of the layer `ahead` layers before it.
+
+    Where there is no such layer, the inputs are those of layer 0.
+    """
     paired = {}
     for layer, active in enumerate(bits):
         far = min(ahead, layer)

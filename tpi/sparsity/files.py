@@ -83,7 +83,7 @@ def _metadata(path: Path) -> dict[str, Any]:
 
 
 def _tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Read all tensors into memory, after checking that the header's sizes fit and that no tensors overlap."""
+    """Read all tensors into memory, after checking that the file is as long as its header says and none overlap."""
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"it has more than {_MOST_BYTES} bytes")
     found: dict[str, npt.NDArray[Any]] = {}

@@ -67,6 +67,6 @@ def open_numbered(pack: Pack, path: Path, cache: Path, progress: Phase = phase) 
 
 
 def _let_go(hold: Hold, around: Pack) -> None:
-    """Release the lock `hold`. Taking `around` as an argument keeps the outer pack alive until then."""
+    """Release the lock `hold`. Passing `around` keeps the outer pack alive until then."""
     del around
     hold.close()

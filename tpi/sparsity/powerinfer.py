@@ -73,7 +73,7 @@ def _matrix(source: Source, name: str, shape: tuple[int, int]) -> PredictorMatri
 
 
 def _marked(source: GgufSource, name: str, neurons: int) -> Active:
-    """Return the marks of one layer, bool `[neurons]`, from I32 or (in older files) F32."""
+    """Return the marks of one layer, bool `[neurons]`. They are stored as I32 or, in older files, as F32."""
     tensor = source.tensors[name]
     kinds = {"I32": "<i4", "F32": "<f4"}
     if tensor.element.name not in kinds or math.prod(tensor.shape) != neurons:

@@ -129,8 +129,8 @@ def _windows(run: I32) -> list[I32]:
 def _dealt(shares: Sequence[int]) -> I32:
     """Return the node that gets each neuron, `[neurons]`, from the most active neuron to the least active one.
 
-    Among the first n neurons, for every n, each node has its share of n, rounded up or down. A node's `i`-th neuron has
-    the sort key `(i + 1/2) / share`; neurons are dealt in the order of these keys.
+    Among the first n neurons, for every n, each node has its share of n, rounded up or down. The `i`-th neuron of a
+    node has the sort key `(i + 1/2) / share`, and the neurons are given out in the order of these keys.
     """
     due = np.concatenate([(np.arange(share) + 0.5) / share for share in shares if share])
     nodes = np.repeat(np.arange(len(shares), dtype=np.int32), shares)
@@ -138,9 +138,10 @@ def _dealt(shares: Sequence[int]) -> I32:
 
 
 def _chained(numbers: I32, frequency: F64, active: Active) -> I32:
-    """Return `numbers` as a chain: the hottest neuron, then always the one most often active with its predecessor.
+    """Return `numbers` as a chain: the hottest neuron first, then always the one most like its predecessor.
 
-    How often two neurons are active together is divided by the smaller of their own counts.
+    Two neurons are alike if they are often active together: the count of that is divided by the smaller of their own
+    counts.
     """
     seen = active[:, numbers].astype(np.float32)
     pairs = np.asarray(seen.T @ seen, np.float64)

@@ -116,7 +116,7 @@ def replay(
 
 
 def _pass_experts(config: ModelConfig, block: PackBlock, x: F32, kernels: Kernels) -> tuple[F32, Routing]:
-    """Return the output of a block of experts for `x` `[tokens, hidden]`, and the experts that the tokens chose."""
+    """Return the output of a block of experts for `x` `[tokens, hidden]`, and the experts chosen for each token."""
     layouts = {run.name: run for run in block.shape.runs}
     neuron, shared = layouts["neuron"], layouts.get("shared")
     shared_run = None if shared is None else (shared, Range(0, shared.units))

@@ -125,9 +125,9 @@ def training_bytes(hidden: int, neurons: int, most_bytes: float, layers: int) ->
 
 
 def _threshold(plain: Predictor, examples: LayerExamples, recall: float) -> float:
-    """Return the highest threshold at which `plain` chooses at least `recall` of the active neurons of `examples`.
+    """Return the highest threshold at which `plain` finds at least the share `recall` of the active neurons.
 
-    If no neuron is active, the threshold is above all scores.
+    If no neuron of `examples` is active, the threshold is above all scores.
     """
     wanted, most = [np.zeros(0, np.float32)], 0.0
     for x, active in examples.pieces():
@@ -143,7 +143,7 @@ def _nbytes(found: Mapping[int, TrainedPredictor]) -> int:
 
 
 def _growth(one: TrainedPredictor, recipe: TrainingRecipe) -> float:
-    """Return the bytes by which one step of width enlarges a predictor's matrices."""
+    """Return the number of bytes that the matrices of a predictor grow by if its width grows by one step."""
     matrices = one.predictor.first.stored.nbytes + one.predictor.second.stored.nbytes
     return matrices / one.predictor.rank * recipe.rank
 
@@ -167,7 +167,10 @@ def _trained(
 
 
 def _fitted(examples: LayerExamples, rank: int, recipe: TrainingRecipe) -> tuple[F32, F32, F32]:
-    """Return `first`, `second` and bias after `recipe.steps` steps of Adam; the learning rate falls linearly to 0."""
+    """Return the matrices `first` and `second` and the bias after `recipe.steps` steps of Adam.
+
+    The learning rate falls linearly to 0.
+    """
     random = np.random.default_rng([recipe.seed, rank])
     first, second, bias = values = initial_weights(examples, rank, random)
     adam, errors = Adam(values), (np.float32(0), np.float32(0))
@@ -182,12 +185,12 @@ def _fitted(examples: LayerExamples, rank: int, recipe: TrainingRecipe) -> tuple
 
 
 def _error(values: F32) -> F32:
-    """Return the error of 4-bit quantisation of `values`, in their shape `[rows, columns]`."""
+    """Return the error that 4-bit quantisation makes in each of `values`, `[rows, columns]`."""
     return dequantise_groups("q4s", quantise_groups("q4s", values)) - values
 
 
 def _gradients(first: F32, second: F32, bias: F32, x: F32, active: Active) -> tuple[F32, F32, F32]:
-    """Return the gradients of the mean cross-entropy with respect to `first`, `second` and bias."""
+    """Return the gradients of the mean cross-entropy with respect to `first`, `second` and `bias`."""
     between = np.maximum(x @ first.T, 0)
     scores = np.clip(between @ second.T + bias, -30, 30)
     error = (1 / (1 + np.exp(-scores)) - active) / np.float32(active.size)

@@ -73,8 +73,7 @@ class NeuronProfile:
         return np.unpackbits(self.bits[layer], axis=1, count=self.neurons, bitorder="little").astype(bool)
 
     def coactivation_counts(self, layer: int, ahead: int = 0) -> F32:
-        """Return the number of tokens of the sample that activate both neurons of each pair: float32 `[neurons,
-        neurons]`.
+        """Return how many tokens of the sample activate both neurons of each pair, as float32 `[neurons, neurons]`.
 
         The first neuron of a pair is of `layer`, the second of `layer + ahead`.
         """

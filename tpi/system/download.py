@@ -69,7 +69,7 @@ def download(
 
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for appending, with a lock against other processes."""
+    """Open a file for appending while holding a lock, which keeps other processes from appending too."""
     while True:
         with path.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -81,7 +81,7 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
 def _fetch(
     request: urllib.request.Request, file: BinaryIO, digest: str, report: Report, pause: Callable[[float], None]
 ) -> None:
-    """Download the rest of `file`. Start over once if the complete file does not have the hash `digest`."""
+    """Download the rest of `file`. If the complete file does not have the hash `digest`, download it once more."""
     for _ in range(2):
         _fill(request, file, report, pause)
         if _digest(Path(file.name)) == digest:
@@ -92,7 +92,7 @@ def _fetch(
 
 
 def _fill(request: urllib.request.Request, file: BinaryIO, report: Report, pause: Callable[[float], None]) -> None:
-    """Append the rest of the download to `file`. Give up if `_TRIES` tries in a row bring nothing."""
+    """Append the rest of the download to `file`. Give up if `_TRIES` tries in a row add no byte."""
     failed = 0
     while True:
         before = file.seek(0, os.SEEK_END)
@@ -112,14 +112,14 @@ def _fill(request: urllib.request.Request, file: BinaryIO, report: Report, pause
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return True for a failure of the network, or a temporary one of the server."""
+    """Return True for a failure of the network, or one of the server that may end by itself."""
     if isinstance(error, urllib.error.HTTPError):
         return error.code in _LATER
     return isinstance(error, urllib.error.URLError | ConnectionError | TimeoutError | HTTPException)
 
 
 def _append(request: urllib.request.Request, file: BinaryIO, start: int, report: Report) -> bool:
-    """Request the bytes from `start` on and append them to `file`. Return True if the file is complete then."""
+    """Request the bytes from `start` on and append them to `file`. Return True if the file is then complete."""
     asked = urllib.request.Request(request.full_url)
     for name, value in request.header_items():
         asked.add_unredirected_header(name, value)

@@ -31,7 +31,7 @@ def stdout_hidden() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Flush the buffers of Python's stdout and of C's."""
+    """Flush the output buffers of Python and of the C library."""
     import ctypes
 
     with suppress(AttributeError, OSError, ValueError):

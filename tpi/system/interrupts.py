@@ -86,7 +86,7 @@ def exit_on_termination() -> Iterator[None]:
 
 
 def _terminal() -> list[Any] | None:
-    """Return the settings of stdin's terminal, or None if it is not one."""
+    """Return the settings of the terminal that stdin is, or None if stdin is not a terminal."""
     if not os.isatty(0):
         return None
     import termios

@@ -26,7 +26,7 @@ def echo_disabled(lines: bool = False) -> Iterator[None]:
     _set(_quiet(before, lines))
 
     def again(number: int, frame: FrameType | None) -> None:
-        """Set the terminal again: the shell restored its own settings while this process was stopped."""
+        """Disable echo again: the shell restored its own settings while this process was stopped."""
         if _in_foreground():
             _set(_quiet(before, lines))
 
@@ -42,7 +42,7 @@ def echo_disabled(lines: bool = False) -> Iterator[None]:
 def _in_foreground() -> bool:
     """Return True if stdin is a terminal and this process is in its foreground.
 
-    A background process that sets the terminal would be stopped by the system.
+    The system would stop a background process that changes the settings of the terminal.
     """
     try:
         return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()

@@ -72,7 +72,7 @@ def explain_exhaustion() -> Iterator[None]:
 
 
 def _meminfo(name: str) -> int:
-    """Return a value of /proc/meminfo in bytes. The file counts in KiB."""
+    """Return the value `name` of /proc/meminfo in bytes; the file states it in KiB."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) << 10

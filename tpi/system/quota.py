@@ -10,8 +10,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def allowed_cores(root: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> float:
-    """Return the number of cores that this process may keep busy: the cores it may run on, within the quotas of its
-    control groups.
+    """Return how many cores this process may keep busy: those it may run on, within the quotas of its control groups.
 
     `root` is the mount point of the control groups; the file `own` names those of this process.
     """
@@ -19,7 +18,10 @@ def allowed_cores(root: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -
 
 
 def _quotas(root: Path, own: Path) -> Iterator[float]:
-    """Yield the number of cores that each control group and its parents allow, for both versions of the API."""
+    """Yield the number of cores that each control group of this process, and each parent of one, allows.
+
+    Both versions of the kernel's interface are read.
+    """
     with suppress(OSError):
         for line in own.read_text().splitlines():
             _, controllers, name = line.split(":", 2)
@@ -36,7 +38,7 @@ def _quotas(root: Path, own: Path) -> Iterator[float]:
 
 
 def _cores(folder: Path) -> float | None:
-    """Return the number of cores that one control group allows, or None if it has no limit."""
+    """Return the number of cores that one control group allows, or None if the group has no limit."""
     with suppress(OSError, ValueError):
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)

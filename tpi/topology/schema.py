@@ -147,7 +147,7 @@ _START = yaml.Mark("", 0, 0, 0, "", 0)
 
 
 def _named(parent: Section, name: str) -> Section:
-    """Return the section of a device or router, after checking its name."""
+    """Return the section of the device or router `name`. Refuse a name that is not valid."""
     node = parent.node(name)
     assert node is not None  # the name came from the section's own keys
     if len(name) > _NODE_NAME or not name.replace("-", "").replace("_", "").isalnum():

@@ -155,7 +155,7 @@ class Topology:
         return min(rates, default=UNLIMITED)
 
     def _search(self, source: str, target: str) -> tuple[Hop, ...]:
-        """Return the path found by breadth-first search. Devices do not forward."""
+        """Return the path with the fewest hops, found by breadth-first search. Devices do not forward."""
         forwards = {router.name for router in self.routers} | {source}
         reached: dict[str, tuple[Hop, ...]] = {source: ()}
         queue = deque([source])

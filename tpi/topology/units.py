@@ -54,7 +54,10 @@ def _parse(
 ) -> float:
     """Return the number in `text` times the factor of its unit.
 
-    `words` are for messages: the kind of number, two units to choose from, and examples. Raises ValueError.
+    `words` are for messages: the kind of number, two units to choose from, and examples.
+
+    Raises:
+        ValueError: if `text` is not a number with a unit, or is more than `most`.
     """
     kind, smaller, larger, examples = words
     if bare := _BARE.fullmatch(text):

@@ -34,7 +34,7 @@ class Activations:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens whose activations are held."""
+        """Number of tokens."""
         return int(self.values.shape[0])
 
     def rounded(self, rest: bool) -> Rounded:

@@ -141,7 +141,7 @@ class CudaBackend:
 
 
 def _driver() -> str:
-    """Return the driver's version, from its file in /proc."""
+    """Return the driver's version from its file in /proc; "unknown" if that cannot be read."""
     with suppress(OSError):
         return " ".join(_DRIVER.read_text().split()[:16])
     return "unknown"

@@ -111,7 +111,6 @@ def open_cuda(argument: str, limit: int | None = None) -> CudaDevice:
 
 
 def _card(argument: str, count: int) -> int:
-    """Return the index of the card that the user named, among `count` cards."""
     if argument in {str(index) for index in range(count)} | {""}:
         return int(argument or 0)
     cards = ", ".join(f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(count))

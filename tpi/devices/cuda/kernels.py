@@ -190,7 +190,7 @@ class CudaKernels:
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Use the stream of these kernels for the block; raise errors of the card or a compiler as DeviceError."""
+        """Use the stream of these kernels within the block; raise errors of the card or a compiler as DeviceError."""
         with (
             explained(f"{self._name} failed", "give a smaller --gpu-memory, or choose another device"),
             self._lane.use(),
@@ -202,7 +202,7 @@ class CudaKernels:
             return to_host(values)
 
     def _prepared(self, spec: BlockSpec, x: Input) -> Activations:
-        """Return the normalised input on the card; copy it there if other kernels prepared it."""
+        """Return the normalised input on the card; copy it to the card if other kernels prepared it."""
         if isinstance(x, CudaPrepared) and x.bring_back == self._bring_back:
             return x.input
         if isinstance(x, np.ndarray):
@@ -215,7 +215,8 @@ class CudaKernels:
     def _input(self, spec: BlockSpec, x: Input) -> Activations:
         """Return the normalised input on the card.
 
-        Raise KernelError if other kernels prepared it, or its hidden size differs.
+        Raises:
+            KernelError: if other kernels prepared the input, or its hidden size differs from that of `spec`.
         """
         if not isinstance(x, np.ndarray):
             if not (isinstance(x, CudaPrepared) and x.bring_back == self._bring_back):

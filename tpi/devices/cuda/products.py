@@ -109,7 +109,7 @@ def _few_columns(data: Tensor, weights: PackedMatrix, x: Tensor, index: Tensor |
 
 @lru_cache
 def _multiplies_int8(device: Any) -> bool:
-    """Return True if Triton multiplies int8 on the tensor cores of `device`; on others float16 gives the same sums."""
+    """Return True if Triton multiplies int8 on the tensor cores of `device`; otherwise float16 gives the same sums."""
     return bool(device.type != "cuda" or torch.cuda.get_device_capability(device) >= INT8_FROM)
 
 
@@ -129,5 +129,5 @@ def _squares(tokens: int, outputs: int) -> tuple[int, int]:
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """Return `tensor`; if it is None, return `other`, which the kernel does not read."""
+    """Return `tensor` or, if it is None, `other`, which the kernel does not read."""
     return other if tensor is None else tensor

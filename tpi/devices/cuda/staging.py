@@ -15,8 +15,6 @@ from tpi.progress import warn
 
 
 class _Owner:
-    """The base object of every array over some pages; once no array is left, a finalizer unpins the pages."""
-
     def __init__(self, memory: Bytes) -> None:
         self._memory = memory
         self.__array_interface__ = memory.__array_interface__

@@ -62,7 +62,11 @@ class EmulatedDevice:
             thread.close()
 
     def _way(self, source: Bytes, target: Bytes) -> tuple[TimedThread, TimedLink]:
-        """Return the thread and the link that copy between these arrays."""
+        """Return the thread and the link that copy between the two arrays.
+
+        Raises:
+            DeviceError: if neither array is in the device's memory.
+        """
         here, there = self.memory.owns(source), self.memory.owns(target)
         if here and there:
             return self._within, self.emulation.within

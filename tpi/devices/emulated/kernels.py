@@ -164,14 +164,13 @@ class TimedChain:
 
 
 def _size(x: Input) -> int:
-    """Return the size of a block's input in bytes, as float32."""
     tokens, hidden = x.shape
     return _F32 * int(tokens) * int(hidden)
 
 
 def _crossing(x: Input) -> KernelWork:
-    """Return the activations that cross the link: the input and an output of the same size.
+    """Return the work of moving activations over the link: the block's input, and an output of the same size.
 
-    An input that was prepared on the device does not cross.
+    An input that was prepared on the device does not cross the link.
     """
     return KernelWork(up=_size(x) if isinstance(x, np.ndarray) else 0, down=_size(x))

@@ -48,7 +48,7 @@ class TimedLane:
         return result
 
     def _take(self, seconds: float) -> tuple[float, float]:
-        """Reserve the lane for a task. Return its begin and its duration in stretched seconds."""
+        """Reserve the lane for a task; return the task's begin and its duration in stretched seconds."""
         seconds *= self.slowed
         slot = seconds * self.stretch
         with self._lock:

@@ -89,7 +89,7 @@ def _changed(machine: EmulatedMachine, words: list[str]) -> EmulatedMachine:
 
 
 def _resolved(machine: EmulatedMachine, read: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the machine that `read`, the values in the text by name, changes in `machine`.
+    """Return the fields of `machine` that the text changes; `read` has the values in the text, by name.
 
     `link` sets both directions. `host` is the factor from the accelerator's speeds to the host's.
     """

@@ -81,7 +81,6 @@ class BufferPool:
         return buffer
 
     def _collect(self) -> None:
-        """Make all returned buffers available for reuse."""
         while self._returned:
             buffer = self._returned.popleft()
             self._held.append(buffer)

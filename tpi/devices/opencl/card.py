@@ -125,7 +125,7 @@ class OpenClCard:
             return self._pool.trim(room)
 
     def _create(self, size: int) -> Any:
-        """Return a zeroed buffer; writing the zeros shows that the memory exists."""
+        """Return a new buffer filled with zeros, which shows that its memory exists."""
         cl = opencl()
         most = self.largest()
         if size > most:

@@ -82,7 +82,7 @@ def _model(device: Any) -> str:
 
 
 def _told(device: Any, name: str) -> str:
-    """Return an attribute of a device as text, or "" if the device or pyopencl does not support it."""
+    """Return an attribute of a device as text, or "" if the device or pyopencl does not support the attribute."""
     with suppress(Exception):
         value = getattr(device, name)
         if isinstance(value, bytes):

@@ -13,8 +13,9 @@ _HYBRID_LAYERS = 64  # llama.cpp uses EXAONE 4's windows only in models with thi
 
 
 def olmo2(fields: Fields) -> dict[str, Any]:
-    """Return the fields of OLMo 2 or, if the file has a sliding window, of OLMo 3, whose sliding layers have unscaled
-    RoPE.
+    """Return the fields of OLMo 2 or, if the file has a sliding window, of OLMo 3.
+
+    In OLMo 3, RoPE is not scaled in layers with a sliding window.
 
     Raises:
         ModelError: if sliding layers have another rotary base than the others.

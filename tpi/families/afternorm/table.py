@@ -14,7 +14,6 @@ from tpi.families.sharednames import gguf_names, llama_names
 
 
 def _without_norm(templates: dict[str, str]) -> dict[str, str]:
-    """Return templates without the norm of the input."""
     return {name: text for name, text in templates.items() if name != "norm"}
 
 

@@ -28,9 +28,7 @@ LFM3 = _CONV | {
 
 
 def older_dense(fields: Fields) -> Fields:
-    """Return the fields of LFM2's config.json under the names that transformers uses now, in place of the names of
-    older files.
-    """
+    """Return the fields of LFM2's config.json with the names of older files replaced by those of transformers."""
     return _renamed(fields, {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"})
 
 

@@ -63,7 +63,7 @@ def adapt_refs(model: Model, has: Callable[[str], bool]) -> Model:
     places = [head % group * delta.key_heads + head // group for head in range(delta.heads)]
 
     def order(width: int, before: int = 0) -> HeadOrder:
-        """Return the order of heads of `width` values each, which follow `before` other vectors of the tensor."""
+        """Return the order of heads of `width` values each, which follow `before` other vectors in the tensor."""
         begins = (before + place * width for place in places)
         return HeadOrder(
             before + delta.heads * width, tuple(at for begin in begins for at in range(begin, begin + width))

@@ -77,7 +77,7 @@ def _delta(fields: Fields) -> Delta:
 def adapt_refs(model: Model, fields: Fields) -> Model:
     """Return the model with references to the parts of fused tensors: `q_proj`, `in_proj_qkv` and the convolution.
 
-    The tensors of layers that predict further tokens may go unused.
+    The tensors of layers that predict further tokens need not be used.
     """
     return adapt(model, {}, {})
 

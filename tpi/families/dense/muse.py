@@ -59,7 +59,9 @@ def _settings(fields: Fields) -> dict[str, Any]:
 
 
 def _rotated(fields: Fields, otherwise: list[bool]) -> tuple[int, ...]:
-    """Return 1 for each layer with RoPE and 0 for each other layer; without `layer_rope_theta`, as `otherwise` says.
+    """Return 1 for each layer with RoPE and 0 for each other layer.
+
+    Without `layer_rope_theta`, the layers in `otherwise` that are True have RoPE.
 
     Raises:
         ModelError: if layers differ in their rotary base, or there is not one entry for each layer.

@@ -29,7 +29,9 @@ def arcee(fields: Fields) -> dict[str, Any]:
 
 
 def ministral3(fields: Fields) -> dict[str, Any]:
-    """Return the fields of Ministral 3: queries grow with the logarithm of the position, beyond the original context.
+    """Return the fields of Ministral 3, whose queries grow with the logarithm of the position.
+
+    They grow only beyond the original context.
 
     Raises:
         ModelError: if `llama_4_scaling_beta` is missing.
@@ -50,9 +52,7 @@ def ministral3(fields: Fields) -> dict[str, Any]:
 
 
 def gguf_ministral3(fields: Fields) -> dict[str, Any]:
-    """Return the fields of Ministral 3 from the metadata of a GGUF file: queries grow with the logarithm of the
-    position.
-    """
+    """Return the fields of Ministral 3 from GGUF metadata; its queries grow with the logarithm of the position."""
     context = size_field(fields, "context_length")
     return {
         "query_growth": float_field(fields, "attention.temperature_scale", 0.0),

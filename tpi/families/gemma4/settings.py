@@ -96,7 +96,7 @@ def _embeddings(fields: Fields) -> dict[str, Any]:
 
 
 def _experts(fields: Fields) -> dict[str, Any]:
-    """Return the ModelConfig fields of experts, if layers have them in addition to a dense feed-forward block."""
+    """Return the ModelConfig fields of experts, if layers have experts in addition to a dense feed-forward block."""
     if not fields.get("enable_moe_block"):
         return {}
     bool_field(fields, "enable_moe_block")
@@ -129,7 +129,10 @@ def adapt_refs(model: Model, fields: Fields) -> Model:
 
 
 def _sliding(fields: Fields) -> Sequence[bool]:
-    """Return one bool for each layer, True if it has a sliding window; False for the last layer, as in transformers."""
+    """Return one bool for each layer, True if it has a sliding window.
+
+    It is False for the last layer, as in transformers.
+    """
     every = layer_range(fields)
     return [*sliding_layers(fields, [(layer + 1) % _PERIOD != 0 for layer in every])[:-1], False]
 

@@ -138,7 +138,7 @@ def _groups(fields: Fields, gating: int) -> tuple[int, int]:
 def _share(fields: Fields) -> int:
     """Return the number of neurons of an expert, for older files of Qwen.
 
-    They record only the total number of neurons of all experts that a token uses.
+    Such files record only the total number of neurons of all experts that a token uses.
     """
     return max(size_field(fields, "feed_forward_length") // size_field(fields, "expert_used_count"), 1)
 

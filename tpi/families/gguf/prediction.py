@@ -22,8 +22,6 @@ def main_layers(fields: Fields) -> int:
 
 
 def without_prediction(model: Model) -> Model:
-    """Return the model with the tensors of its layers for prediction declared as unused, so that packing does not
-    refuse them.
-    """
+    """Return the model with the tensors of its prediction layers declared unused, so that packing accepts them."""
     last = (f"blk.{model.config.layers + number}.*" for number in range(_MOST))
     return replace(model, ignored_tensors=(*model.ignored_tensors, *last))

@@ -32,7 +32,10 @@ def from_metadata(fields: Fields, head_dim: int, context: int, source: Source) -
     kept = np.float32(ramp) * _kept(fields, len(base), theta, original) if ramp else np.float32(0)
 
     def resolved(name: str) -> rope.Rope:
-        """Return the scaled frequencies, first divided by the factors in tensor `name` unless the name is empty."""
+        """Return the scaled frequencies.
+
+        Unless `name` is empty, they are first divided by the factors in that tensor.
+        """
         divided = rope.divided(base, read_vector(source, name)) if name else rope.plain(base)
         frequencies = np.asarray(divided.inv_freq, np.float32)
         scaled = frequencies / np.float32(factor) * (1 - kept) + frequencies * kept
@@ -44,11 +47,6 @@ def from_metadata(fields: Fields, head_dim: int, context: int, source: Source) -
 
 
 def _kind(fields: Fields) -> str:
-    """Return the type of scaling.
-
-    Raises:
-        ModelError: if it is not supported.
-    """
     kind = fields.get("rope.scaling.type", "linear")
     if kind not in _TYPES:
         raise ModelError(f"rope.scaling.type is {kind!r}; supported are {', '.join(_TYPES)}")

@@ -80,10 +80,10 @@ def gemma3(fields: Fields) -> dict[str, Any]:
 
 
 def _gemma(fields: Fields, largest: int) -> dict[str, Any]:
-    """Return the fields that all Gemma models share. `largest` is the number of layers of the 27B model.
+    """Return the fields that all Gemma models share.
 
-    The 27B model scales queries by (hidden / heads) ** -0.5. GGUF does not record this, so it is recognised by its
-    number of layers.
+    The 27B model, which has `largest` layers, scales queries by (hidden / heads) ** -0.5. GGUF does not record this, so
+    the model is recognised by its number of layers.
     """
     found = {"activation": "gelu_tanh", "embed_scale": size_field(fields, "embedding_length") ** 0.5}
     return found | ({"attention_scale": _share(fields) ** -0.5} if _layers(fields) == largest else {})
@@ -124,7 +124,6 @@ def dense_granite(fields: Fields) -> dict[str, Any]:
 
 
 def _share(fields: Fields) -> int:
-    """Return the hidden size divided by the number of heads."""
     return size_field(fields, "embedding_length") // size_field(fields, "attention.head_count")
 
 

@@ -76,7 +76,6 @@ def _inside(part: str, fields: Fields) -> dict[str, Any]:
 
 
 def _activation(value: Any) -> Any:
-    """Return the name of the activation, which is inside an object."""
     return value.get("name", "silu") if isinstance(value, dict) else value or "silu"
 
 

@@ -58,7 +58,7 @@ def open_directory(path: Path, fields: Fields) -> tuple[Model, Source]:
 
 
 def _biases_of_zeros(source: Source, stored: Source) -> Iterator[str]:
-    """Yield the names of the bias tensors that contain only zeros. GPTQ adds such tensors to models without biases."""
+    """Yield the names of the bias tensors that contain only zeros, which GPTQ adds to models without biases."""
     for name in stored.tensors:
         bias = f"{name.removesuffix('.qweight')}.bias"
         if name.endswith(".qweight") and bias in source.tensors and not read_vector(source, bias).any():

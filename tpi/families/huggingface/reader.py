@@ -72,7 +72,7 @@ def _notes(fields: Fields, family: Family) -> tuple[str, ...]:
 
 
 def _config(family: Family, fields: Fields) -> ModelConfig:
-    """Return the configuration for complete `fields`, in which missing ones have their defaults."""
+    """Return the configuration for complete `fields`, in which missing fields have their defaults."""
     settings, head_dim = family.settings(fields), head_size(fields)
     heads, context = size_field(fields, "num_attention_heads"), size_field(fields, "max_position_embeddings")
     found: dict[str, Any] = {

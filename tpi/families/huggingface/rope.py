@@ -123,7 +123,7 @@ def _resolve(found: Fields, fields: Fields, head_dim: int, context: int, partial
 
 
 def _kind(found: Fields) -> str:
-    """Return the kind of scaling. Older files of Phi-3 call LongRoPE `su` or `yarn`."""
+    """Return the kind of scaling; older files of Phi-3 call LongRoPE `su` or `yarn`."""
     kind = str(found.get("rope_type", found.get("type", "default")))
     return "longrope" if kind in ("su", "yarn") and "short_factor" in found else kind
 
@@ -173,8 +173,9 @@ def unread(fields: Fields, partial: bool) -> list[str]:
 
 
 def _foreign(found: Fields, fields: Fields, partial: bool) -> list[str]:
-    """Return the sorted keys of an object of scaling that have no effect: keys unknown to its kind, or overridden by a
-    top-level field.
+    """Return the sorted keys of an object of scaling that have no effect.
+
+    They are unknown to its kind, or a top-level field overrides them.
     """
     kind = _kind(found)
     known = _KEYS | _KEYS_OF[kind if kind in _KEYS_OF else "dynamic"]

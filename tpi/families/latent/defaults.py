@@ -44,8 +44,7 @@ def v2(fields: Fields) -> dict[str, Any]:
 
 
 def v3(fields: Fields) -> dict[str, Any]:
-    """Return the fields with `num_local_experts` and `num_nextn_predict_layers` renamed to the names that this family
-    reads.
+    """Return the fields with two older names replaced: `num_local_experts` and `num_nextn_predict_layers`.
 
     Raises:
         ModelError: if a field is present under both names with different values.

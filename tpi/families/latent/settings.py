@@ -98,7 +98,7 @@ def dense(fields: Fields) -> Collection[int]:
 def adapt_refs(model: Model, fields: Fields) -> Model:
     """Return the model with its references adapted to the order of vectors in the heads.
 
-    The multi-token prediction layers, which follow the last layer, may go unused.
+    The multi-token prediction layers, which follow the last layer, need not be used.
     """
     paired = bool_field(fields, "rope_interleave") if "rope_interleave" in fields else True
     ahead = range(int_field(fields, "num_mtp_layers", 0))
@@ -163,7 +163,7 @@ def _mixture(fields: Fields, **settings: Any) -> Mixture:
 
 
 def _expect(fields: Fields, **values: object) -> None:
-    """Raise a ModelError unless the fields have these values."""
+    """Raise a ModelError unless each of the fields has the given value."""
     for name, value in values.items():
         if fields[name] != value:
             raise ModelError(f"{name} is {str(fields[name])[:80]}; {value} is supported for this architecture")

@@ -35,11 +35,6 @@ def hybrid(fields: Fields) -> dict[str, Any]:
 
 
 def _mamba(fields: Fields) -> Mamba:
-    """Return the settings of Mamba2 blocks.
-
-    Raises:
-        ModelError: if sizes contradict each other.
-    """
     heads, inner = size_field(fields, "ssm.time_step_rank"), size_field(fields, "ssm.inner_size")
     if inner % heads:
         raise ModelError(f"ssm.inner_size {inner} is not a multiple of {heads} heads")
@@ -83,7 +78,7 @@ def nemotron_numbers(fields: Fields) -> Numbers:
 def nemotron_refs(model: Model, has: Callable[[str], bool]) -> Model:
     """Return the model with references to the parts of fused tensors.
 
-    The tensors of blocks that predict further tokens may go unused.
+    The tensors of blocks that predict further tokens need not be used.
     """
     blocks = sum(map(len, model.layers))
     last = (f"blk.{blocks + number}.*" for number in range(4))
@@ -91,7 +86,7 @@ def nemotron_refs(model: Model, has: Callable[[str], bool]) -> Model:
 
 
 def _kinds(fields: Fields) -> list[Kind]:
-    """Return the kind of each block. A block without KV heads and without neurons has Mamba2.
+    """Return the kind of each block; a block without KV heads and without neurons has Mamba2.
 
     The result leaves out the last blocks, which predict further tokens.
     """
@@ -104,7 +99,7 @@ def _counts(fields: Fields, key: str) -> list[int]:
     """Return the numbers that `key` lists, one for each block, without the last blocks, which predict further tokens.
 
     Raises:
-        ModelError: if it is not a list of one whole number for each block.
+        ModelError: if `key` is not a list of one whole number for each block.
     """
     blocks, given = size_field(fields, "block_count"), fields[key]
     if not isinstance(given, list) or len(given) != blocks or any(type(one) is not int for one in given):
@@ -113,10 +108,10 @@ def _counts(fields: Fields, key: str) -> list[int]:
 
 
 def _width(fields: Fields, key: str) -> int:
-    """Return the one number above 0 that `key` lists, or 1 if there is none.
+    """Return the number above 0 that `key` lists, or 1 if it lists none.
 
     Raises:
-        ModelError: if the list has several numbers above 0.
+        ModelError: if the list has several different numbers above 0.
     """
     found = {*_counts(fields, key)} - {0}
     if len(found) > 1:

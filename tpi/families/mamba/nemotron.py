@@ -86,13 +86,13 @@ def dense(fields: Fields) -> Collection[int]:
 def with_parts(model: Model, fields: Fields) -> Model:
     """Return the model with references to the parts of fused tensors.
 
-    The tensors for predicting further tokens may go unused.
+    The tensors for predicting further tokens need not be used.
     """
     return replace(adapt_refs(model, fields), ignored_tensors=(*model.ignored_tensors, "mtp.*"))
 
 
 def _kinds(fields: Fields) -> tuple[Kind, ...]:
-    """Return the kind of each block: from `layers_block_type`, or else from `hybrid_override_pattern`.
+    """Return the kind of each block, from `layers_block_type` or else from `hybrid_override_pattern`.
 
     Raises:
         ModelError: if there are other kinds.

@@ -18,8 +18,9 @@ _INFINITY = {"{'__float__': 'Infinity'}": math.inf}  # as transformers writes it
 
 
 def granite_hybrid(fields: Fields) -> dict[str, Any]:
-    """Return the fields of Granite 4, whose layers have Mamba2 or attention, experts or a dense network, and may lack
-    RoPE.
+    """Return the fields of Granite 4.
+
+    Its layers have Mamba2 or attention, and experts or a dense network; the model may lack RoPE.
 
     Raises:
         ModelError: if a setting is not supported.
@@ -80,7 +81,7 @@ def _granite(fields: Fields) -> Mamba:
 
 
 def _limits(given: object) -> tuple[float, float]:
-    """Return the limits of step sizes; the second is 0 if there is none.
+    """Return the limits of step sizes; the second is 0 if there is no upper limit.
 
     Raises:
         ModelError: if they are not two numbers in order.
@@ -122,7 +123,7 @@ def adapt_refs(model: Model, fields: Fields | Callable[[str], bool]) -> Model:
 
 
 def _ranges(counts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Return the range of each of several parts that follow each other."""
+    """Return the range of each of several parts that follow each other, from their lengths `counts`."""
     found, first = {}, 0
     for name, count in counts.items():
         found[name], first = (first, first + count), first + count

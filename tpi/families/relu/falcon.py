@@ -144,7 +144,7 @@ def _normed(ref: Ref, norm: str) -> Ref:
 
 
 def _gguf_settings(fields: Fields) -> dict[str, Any]:
-    """Return the fields of a Falcon in a GGUF file: blocks are always parallel."""
+    """Return the fields of a Falcon in a GGUF file, whose blocks are always parallel."""
     return {
         "norm": "layer",
         "norm_eps": float_field(fields, "attention.layer_norm_epsilon"),

@@ -22,9 +22,9 @@ NEMOTRON_FFN = {name: text for name, text in LLAMA_FFN.items() if not name.start
 
 
 def _names(attention: Mapping[str, str], ffn: Mapping[str, str], bias: bool = False) -> Names:
-    """Return the names for a Hugging Face directory. `bias` is True if the final norm has a bias.
+    """Return the names for a Hugging Face directory.
 
-    `attention` and `ffn` are the templates of these blocks.
+    `attention` and `ffn` are the templates of these blocks. `bias` is True if the final norm has a bias.
     """
     final = {"norm": "norm.weight"} | ({"norm.bias": "norm.bias"} if bias else {})
     return Names(

@@ -43,8 +43,7 @@ HUNYUAN: dict[str, Any] = dense.HUNYUAN | {"num_experts": 1, "moe_topk": 1}
 
 
 def glm4(fields: Fields) -> dict[str, Any]:
-    """Return the fields with `num_local_experts` and `num_nextn_predict_layers` renamed to the names that this family
-    reads.
+    """Return the fields with two older names replaced: `num_local_experts` and `num_nextn_predict_layers`.
 
     Raises:
         ModelError: if a field is present under both names with different values.

@@ -129,7 +129,7 @@ def dense_ernie(fields: Fields) -> Collection[int]:
 
 
 def adapt_ernie(model: Model, fields: Fields) -> Model:
-    """Return the model with interleaved rotary pairs; tensors for the prediction of further tokens may go unused."""
+    """Return the model with interleaved rotary pairs; tensors for the prediction of further tokens need not be used."""
     return interleaved(replace(model, ignored_tensors=(*model.ignored_tensors, "*mtp_*")), fields)
 
 

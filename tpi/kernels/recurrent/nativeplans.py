@@ -11,7 +11,7 @@ from tpi.kernels.spec import F32
 
 
 def plan_recurrent(spec: RecurrentSpec) -> _native.RecurrentPlan:
-    """Return the C++ plan of a block with states. The first call makes the plan and caches it in `spec`."""
+    """Return the C++ plan of a block with states, which the first call makes and caches in `spec`."""
     plan: _native.RecurrentPlan | None = vars(spec).get(PLAN)
     if plan is None:
         plan = vars(spec)[PLAN] = _new(spec)

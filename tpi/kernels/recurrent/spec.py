@@ -60,8 +60,9 @@ class DeltaSpec:
 
     @property
     def state_values(self) -> int:
-        """Number of float32 values of a sequence's state: every head's S, then the last `taps - 1` inputs of the
-        convolution, `[taps - 1, channels]`.
+        """Number of float32 values of a sequence's state.
+
+        The state has every head's S, then the last `taps - 1` inputs of the convolution, `[taps - 1, channels]`.
         """
         return self.heads * self.key * self.value + (self.taps - 1) * self.channels
 

@@ -12,8 +12,9 @@ from tpi.pack.layout import GROUP
 
 
 def square_rows(spec: RecurrentSpec, tokens: int) -> int:
-    """Return the number of rows with sums of squares that follow the rows of `tokens` tokens in a partial result; 0
-    without a spread norm.
+    """Return the number of rows with sums of squares that follow the rows of `tokens` tokens in a partial result.
+
+    Return 0 without a spread norm.
     """
     return _rows(tokens, spec.hidden) if isinstance(spec, MambaSpec) and spec.spread else 0
 

@@ -129,7 +129,7 @@ def repair_pack(
 
 
 def _named(manifest: Manifest, plan: PackPlan) -> Iterator[tuple[str, BlockRecipe]]:
-    """Yield the name and the recipe of each block of a pack."""
+    """Yield the name and the recipe of each block of a pack, from its manifest and its plan."""
     for names, blocks in zip(manifest.layers, plan.layers, strict=True):
         yield from zip(names, blocks, strict=True)
     yield from ((manifest.embedding, plan.embedding), (manifest.head, plan.head), (manifest.final, plan.final))

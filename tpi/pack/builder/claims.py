@@ -43,7 +43,7 @@ def references(model: Model) -> Iterator[Ref]:
 
 
 def _left(tensor: SourceTensor, claims: dict[str, list[Ref]], ignored_tensors: tuple[str, ...]) -> list[str]:
-    """Describe the parts of `tensor` that no reference claims; return an empty list if all of it is claimed."""
+    """Describe the parts of `tensor` that no reference claims. The list is empty if the whole tensor is claimed."""
     refs = claims.get(tensor.name)
     if refs is None:
         return [] if any(fnmatchcase(tensor.name, pattern) for pattern in ignored_tensors) else [tensor.name[:80]]

@@ -48,8 +48,9 @@ def convert(source: GgufSource) -> Tokenizer:
 
 
 def check_vocabulary(source: GgufSource) -> WordRules | None:
-    """Return the rules by which a byte-level vocabulary splits text into words; None for SentencePiece. Read only the
-    metadata.
+    """Return the rules by which a byte-level vocabulary splits text into words, or None for SentencePiece.
+
+    Only the metadata of the file is read.
 
     Raises:
         ModelError: if the kind of vocabulary, its way of splitting text, or a setting is not supported.
@@ -78,14 +79,13 @@ def _refused(source: GgufSource, key: str, value: object, why: str) -> ModelErro
 
 
 def _check_tokens(tokens: Sequence[str]) -> None:
-    """Raise a ValueError if two tokens have the same text."""
     if len(set(tokens)) < len(tokens):
         twice = next(token for token, count in Counter(tokens).items() if count > 1)
         raise ValueError(f"the token {twice[:80]!r} is listed twice")
 
 
 def _byte_level(source: GgufSource, tokens: Sequence[str], words: WordRules) -> Tokenizer:
-    """Return a byte-level BPE tokenizer (GPT-2 and similar), with merges in order of rank."""
+    """Return a byte-level BPE tokenizer, as GPT-2 has one. Its merges are in order of rank."""
     vocab = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=_merges(source), ignore_merges=words.tokens_first))
     tokenizer.pre_tokenizer = words.splitter()
@@ -127,7 +127,7 @@ def _merges(source: GgufSource) -> list[tuple[str, str]]:
 
 
 def _pieces(source: GgufSource, tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, float]:
-    """Return the scores of the pieces into which text is divided. Control tokens are left out."""
+    """Return the score of each piece that a text may be divided into. Control tokens are not such pieces."""
     scores = source.array("tokenizer.ggml.scores")
     return {
         token: score

@@ -106,7 +106,7 @@ class Matrix:
         return Slab("column", self.element, raw, first, last - first)
 
     def _load_heads(self, order: HeadOrder, first: int, last: int) -> Slab:
-        """Read the vectors of all heads that overlap `[first, last)`; `order` is the pack's order inside a head."""
+        """Read the vectors of all heads that overlap `[first, last)`. `order` is the pack's order inside a head."""
         each = len(order.order)
         heads, element = range(first // each, -(-last // each)), self.element
         if self.transposed:
@@ -145,7 +145,6 @@ def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> M
 
 
 def _by_rows(axis: Axis, transposed: bool) -> bool:
-    """Return True if the vectors of a matrix are rows of its tensor."""
     return (axis == "row") is not transposed
 
 

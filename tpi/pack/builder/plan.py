@@ -142,7 +142,7 @@ def plan_pack(model: Model, source: Source, dtype: str) -> PackPlan:
 
 
 def _mtp(model: Model, formats: "_Formats", geometry: "_Geometry") -> tuple[BlockRecipe, ...]:
-    """Return the recipes of the layer for multi-token prediction: its projection, its norms, then its blocks."""
+    """Return the recipes of the layer for multi-token prediction: of its projection, its norms, then its blocks."""
     if model.mtp is None:
         return ()
     refs, width = model.mtp.projection, 2 * model.config.hidden
@@ -347,14 +347,17 @@ def stores_records(config: ModelConfig) -> bool:
 
 
 def _in_records(element: Element) -> Format:
-    """Return the format of a tensor for `--dtype auto` in the record layout."""
+    """Return the format that `--dtype auto` chooses for a tensor in the record layout."""
     if element.nearest in RECORDS:
         return element.nearest
     return "q4" if 8 * element.group_bytes <= 4.5 * element.group else "q8"
 
 
 def _pieces(refs: BlockRefs, run: RunName) -> Pieces:
-    """Return the parts of each piece of a run. A routed expert is a piece; every other run is a single piece."""
+    """Return the parts of each piece of the run `run`.
+
+    Each routed expert is one piece; any other run is a single piece.
+    """
     return refs.experts if refs.experts and run == "neuron" else (refs.parts,)
 
 

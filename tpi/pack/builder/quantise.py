@@ -129,7 +129,7 @@ def _decode_plain(format: Format, vectors: U8) -> F32:
 
 
 def _tile(format: Format, blocks: U8) -> U8:
-    """Rearrange blocks `[units, outputs, input groups, block bytes]` to tiles `[units, part_bytes]`."""
+    """Rearrange blocks `[units, outputs, input groups, block bytes]` into tiles `[units, part_bytes]`."""
     units, outputs, groups, size = blocks.shape
     code_bytes, each = CODE_BYTES[format], FACTOR_BYTES[format]
     factors = (size - code_bytes) // each
@@ -142,7 +142,7 @@ def _tile(format: Format, blocks: U8) -> U8:
 
 
 def _untile(format: Format, tiles: U8, outputs: int, inputs: int) -> U8:
-    """Rearrange tiles `[units, part_bytes]` to blocks `[units, outputs, input groups, block bytes]`."""
+    """Rearrange tiles `[units, part_bytes]` into blocks `[units, outputs, input groups, block bytes]`."""
     groups, size = inputs // GROUP, GROUP_BYTES[format]
     code_bytes, each = CODE_BYTES[format], FACTOR_BYTES[format]
     factors = (size - code_bytes) // each

@@ -29,7 +29,7 @@ def recode(element: Element, raw: U8) -> U8:
 
 
 def _factors(element: Element, scale: F32, offset: F32) -> U8:
-    """Return the bytes of the factors of integer codes, `[rows, groups, bytes]`.
+    """Return the bytes of the factors of groups with integer codes, `[rows, groups, bytes]`.
 
     `scale` and `offset` are the two factors of the source's groups (`tpi.sources.quantised.groups`).
     """
@@ -63,6 +63,5 @@ def _nvfp4(first: F32, second: F32) -> U8:
 
 
 def _f16(values: F32) -> U8:
-    """Return float32 `[rows, groups, 1]` rounded to f16, as bytes `[rows, groups, 2]`."""
     with np.errstate(over="ignore"):  # infinity, which the writer refuses
         return np.ascontiguousarray(values.astype("<f2")).view(np.uint8)

@@ -83,7 +83,10 @@ def _check(pack: Pack, orders: Sequence[I32]) -> None:
 
 
 def _write(block: PackBlock, order: I32, directory: Path) -> str:
-    """Write one feed-forward block with its neurons in another order; return the id of the new block."""
+    """Write a feed-forward block to `directory` with its neurons in the order `order`.
+
+    Return the id of the new block.
+    """
     shape, hashes = block.shape, []
     vectors = b"".join(_turned(name, values, order).tobytes() for name, values in block.vectors().items())
     unfinished = directory / "block.partial"
@@ -101,7 +104,10 @@ def _write(block: PackBlock, order: I32, directory: Path) -> str:
 
 
 def _units(block: PackBlock, order: I32) -> Iterator[Bytes]:
-    """Yield the block's units in the new order, several at a time, as `[n, unit_bytes]`. Padding stays at the end."""
+    """Yield the units of `block` in the new order, several at a time, as `[n, unit_bytes]`.
+
+    Padding stays at the end.
+    """
     run = block.run("neuron")
     held = block.read_units("neuron", 0, run.units, check=True).reshape(-1, run.record_bytes)
     whole = np.concatenate([order, np.arange(len(order), len(held), dtype=np.int32)])
@@ -115,7 +121,7 @@ def _turned(name: str, values: npt.NDArray[np.float32], order: I32) -> npt.NDArr
 
 
 def _finish(pack: Pack, manifest: Manifest, directory: Path) -> None:
-    """Link the files that the packs have in common into `directory`, then write the manifest."""
+    """Link the files that the old and the new pack have in common into `directory`, then write the new manifest."""
     used = {name for names in manifest.layers for name in names}
     used |= {manifest.embedding, manifest.head, manifest.final, *filter(None, [manifest.positions])}
     for name in used:
@@ -128,8 +134,9 @@ def _finish(pack: Pack, manifest: Manifest, directory: Path) -> None:
 
 
 def _share(file: Path, directory: Path) -> None:
-    """Link `file` into `directory`, a subdirectory of the file's directory. Copy the file if the file system has no
-    links.
+    """Link `file` into `directory`, a subdirectory of the file's directory.
+
+    The file is copied if the file system has no links.
     """
     try:
         (directory / file.name).symlink_to(Path("..") / file.name)

@@ -108,8 +108,9 @@ def _check(record: PackRecord, blocks: Sequence[PackBlock], damage: Damage, repo
 
 
 def _same(record: PackRecord, name: str) -> bool:
-    """Return True if a file without hashes has not changed since it was made, or since it was first seen on this
-    machine.
+    """Return True if the file `name`, which has no hashes, has not changed since the pack was made.
+
+    Without a record from then, the file is compared with its state when this machine first saw it.
     """
     if record.is_unchanged(name):
         return True

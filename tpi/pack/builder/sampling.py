@@ -26,7 +26,7 @@ def sampling_of_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _suppressed(tokens: object) -> dict[str, Any]:
-    """Return the ids of tokens that are never to be drawn, as the files list them; empty if there are none."""
+    """Return the ids of the tokens that are never drawn, as the model's files list them. Empty if there are none."""
     if not tokens:
         return {}
     ids = isinstance(tokens, list) and all(type(token) is int for token in tokens)
@@ -36,7 +36,7 @@ def _suppressed(tokens: object) -> dict[str, Any]:
 def _scalar(value: object) -> bool | int | float | str:
     """Return a finite number or a boolean unchanged, and any other value as short text.
 
-    A later message quotes that text to say that the setting is ignored.
+    A warning later quotes that text when it says that the setting is ignored.
     """
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value

@@ -109,7 +109,10 @@ def _load_directory(directory: Path) -> Tokenizer | None:
 
 
 def _set_bos(tokenizer: Tokenizer, bos: str | None, bos_id: int | None, wanted: object) -> None:
-    """Make the tokenizer put `bos` before a text if `wanted` is true, or not if it is false; None changes nothing."""
+    """Make the tokenizer put `bos` before each text if `wanted` is true, and not if it is false.
+
+    If `wanted` is None, nothing changes.
+    """
     adds = _adds(tokenizer, bos_id)
     if wanted is None or bos is None or bos_id is None or adds == bool(wanted):
         return
@@ -118,7 +121,7 @@ def _set_bos(tokenizer: Tokenizer, bos: str | None, bos_id: int | None, wanted: 
 
 
 def _add_eos(tokenizer: Tokenizer, bos: str | None, bos_id: int | None, eos: str, eos_id: int) -> None:
-    """Make the tokenizer put `eos` after a text. Files of embedding models ask for this."""
+    """Make the tokenizer put `eos` after each text, as the files of embedding models demand."""
     begun = bos is not None and bos_id is not None and _adds(tokenizer, bos_id)
     special = [(eos, eos_id)] + ([(bos, bos_id)] if begun else [])
     single = f"{bos} $A {eos}" if begun else f"$A {eos}"
@@ -170,7 +173,7 @@ def _templates(directory: Path, settings: dict[str, Any]) -> tuple[str | None, s
 
 
 def _template_files(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each template that is stored in a separate file."""
+    """Yield the name and the text of each chat template that is stored in a file of its own."""
     if (directory / "chat_template.jinja").exists():
         yield "default", read_text(directory, "chat_template.jinja")
     more = directory / MORE_TEMPLATES
@@ -179,19 +182,19 @@ def _template_files(directory: Path) -> Iterator[tuple[str, str]]:
 
 
 def _content(token: object) -> str | None:
-    """Return the text of a special token, given as a string or as an object; None if it is neither."""
     found = token.get("content") if isinstance(token, dict) else token
     return found if isinstance(found, str) else None
 
 
 def _ids(value: object) -> list[int]:
-    """Return the token ids in `value`, which may be one number, a list, or None."""
+    """Return the token ids in `value`, which may be one number, a list of numbers, or None."""
     return [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
 
 
 def _has_channels(tokenizer: Tokenizer) -> bool:
-    """Return True if an answer may consist of several messages (gpt-oss), so that the end of a message does not end the
-    answer.
+    """Return True if an answer may consist of several messages (gpt-oss).
+
+    In such an answer, the end of a message is not the end of the answer.
     """
     return all(tokenizer.token_to_id(name) is not None for name in ("<|channel|>", "<|return|>"))
 
@@ -208,6 +211,5 @@ def _without_messages(tokenizer: Tokenizer, ends: list[int]) -> list[int]:
 
 
 def _named(tokenizer: Tokenizer, names: Iterable[str]) -> list[int]:
-    """Return the ids of the tokens `names`, leaving out those that the vocabulary lacks."""
     found = [tokenizer.token_to_id(name) for name in names]
     return [identity for identity in found if identity is not None]

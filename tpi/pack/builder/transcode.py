@@ -42,17 +42,17 @@ def _empty(element: Element, format: Format, raw: U8) -> U8:
 
 
 def _halves(blocks: U8, at: int) -> F32:
-    """Return the f16 at byte `at` of each block, `[blocks, 1]` float32."""
+    """Return the f16 number at byte `at` of each block, as float32 `[blocks, 1]`."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
 
 
 def _f16(values: F32) -> U8:
-    """Return float32 `[blocks, groups]` rounded to f16, as bytes `[blocks, groups, 2]`."""
+    """Round float32 `[blocks, groups]` to f16 and return the bytes, `[blocks, groups, 2]`."""
     return values.astype("<f2").view(np.uint8).reshape(*values.shape, 2)
 
 
 def _repeated(blocks: U8, at: int, groups: int = 8) -> U8:
-    """Return the two bytes at `at` of each block for all of its groups, `[blocks, groups, 2]`."""
+    """Return the two bytes at `at` of each block, repeated for each of its groups, `[blocks, groups, 2]`."""
     return np.repeat(blocks[:, None, at : at + 2], groups, axis=1)
 
 
@@ -207,12 +207,12 @@ def _codes_of(name: str, blocks: U8, scales: F32) -> U8:
 
 
 def _pairs(packed: U8) -> U8:
-    """Return the low and the high half of each byte, one after the other."""
+    """Return the low four bits of all bytes of a block, then their high four bits."""
     return cast(U8, (packed[:, :, None] >> np.array([0, 4], np.uint8) & np.uint8(15)).reshape(len(packed), -1))
 
 
 def _ternary(name: str) -> Callable[[U8], Groups]:
-    """Return the conversion of a type with values -1, 0 and 1, whose scale is the last two bytes of a block."""
+    """Return the conversion of a type whose codes mean -1, 0 and 1. A block's last two bytes are its scale."""
 
     def convert(blocks: U8) -> Groups:
         whole = blocks[:, -2:]

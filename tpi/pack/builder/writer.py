@@ -81,7 +81,7 @@ class BlockWriter:
         return identity
 
     def _write_run(self, file: IO[bytes], plan: RunRecipe) -> bytes:
-        """Write all units of a run and return their hashes, back to back."""
+        """Write all units of a run to `file`, and return the hashes of the units, back to back."""
         hashes = []
         for units, digests in self._encoded(plan):
             file.write(units.data)
@@ -131,7 +131,11 @@ class BlockWriter:
         return values.astype("<f4").tobytes()
 
     def _part(self, part: Part, run: RunLayout, slab: Slab, first: int, last: int) -> Bytes:
-        """Encode one part of some units. Copy the source's codes if format and layout allow it, else quantise again."""
+        """Encode one part of the units from `first` to `last`.
+
+        The codes of the source are copied if the format and the layout allow it. Otherwise the values are quantised
+        again.
+        """
         if _keeps_codes(part, run, slab):
             groups = slab.groups(first, last)
             self._require_finite(group_factors(part.format, groups), part.name)

@@ -61,17 +61,16 @@ def hub_model(
 
 
 class _Snapshot:
-    """Files of one commit of a repository in the hub's cache. Some may be missing."""
+    """Files of one commit of a repository, in the cache of the Hugging Face hub. Some may be missing."""
 
     def __init__(self, directory: Path, files: HubFiles) -> None:
         self.directory, self.files = directory, files
 
     def missing(self, weights: bool) -> list[str]:
-        """Return the files to download now. Once a downloaded index is there, a second call may return more."""
+        """Return the files to download now. Once the model's index is downloaded, a second call may return more."""
         return [name for name in self.files.wanted(self.directory, weights) if not (self.directory / name).exists()]
 
     def complete(self, weights: bool) -> Path | None:
-        """Return the model's path, or None if a file is missing."""
         return None if self.missing(weights) else self.path
 
     @property
@@ -104,7 +103,10 @@ class _Listing:
         return self._of_others(commit, weights)
 
     def save(self, commit: str, sizes: Mapping[str, int], chosen: HubFiles) -> None:
-        """Store the list of files, and the GGUF model that was chosen for a name without a choice."""
+        """Store the list of files of the commit `commit`.
+
+        If the user did not choose one of several GGUF models, store also which one was chosen.
+        """
         default = self._saved()[2] if self._model.choice else "".join(chosen.gguf[:1])
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +116,10 @@ class _Listing:
         return _Snapshot(self._place / "snapshots" / commit, files)
 
     def _saved(self) -> tuple[str, dict[str, int], str]:
-        """Return the commit, the sizes of its files and the chosen GGUF model; all are empty if none are stored."""
+        """Return what is stored: the commit, the sizes of its files, and the chosen GGUF model.
+
+        All three are empty if nothing is stored.
+        """
         with suppress(OSError, ValueError, KeyError, TypeError):
             known = json.loads(self._file.read_bytes())
             sizes = {str(name): int(size) for name, size in dict(known["files"]).items()}
@@ -207,8 +212,9 @@ def _fetch(model: HubModel, library: Any, commit: str, name: str, blobs: Path, r
 
 
 def _library(cache: Path) -> Any:
-    """Return the constants of the hub's library. If the user has no home directory, place the library's cache in
-    `cache`.
+    """Return the constants of the library huggingface_hub.
+
+    If the user has no home directory, the library's own cache is placed in `cache`.
     """
     if home() is None and "huggingface_hub" not in sys.modules:
         os.environ.setdefault("HF_HOME", str(cache.absolute() / "huggingface"))  # else it creates a directory named ~

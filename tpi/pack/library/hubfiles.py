@@ -132,7 +132,7 @@ class HubFiles:
 
 
 def _is_plain(name: str) -> bool:
-    """Return False for a path that could lead out of the repository's directory, or cannot be printed."""
+    """Return True if the path stays inside the directory of the repository and can be printed."""
     return (
         name.isprintable()
         and "\\" not in name
@@ -170,9 +170,9 @@ def _named(model: HubModel, files: list[str]) -> str:
 
 
 def _preferred(model: HubModel, files: list[str], sizes: Mapping[str, int], house: House) -> tuple[str, str]:
-    """Return the first file of the GGUF model that is best for the memory of the house, and a note about the choice.
+    """Return the first file of the GGUF model that suits the memory of the house best, and a note about the choice.
 
-    The note is empty for a single model.
+    The note is empty if there is only one model.
     """
     whole = {file: sum(sizes.get(part, 0) for part in _parts(file)) for file in files}
     best, why = best_quantisation(whole, house)

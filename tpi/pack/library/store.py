@@ -64,7 +64,6 @@ def build_directory(target: Path) -> Iterator[Path]:
 
 
 def _replace(target: Path, made: Path) -> None:
-    """Replace the directory `target` with the directory `made`."""
     sync_directory(made)
     old = target.with_name(f".{target.name}.old.partial")
     shutil.rmtree(old, ignore_errors=True)

@@ -63,8 +63,10 @@ class Compressed:
     fp8: Fp8Scales | None
 
     def scheme(self, module: str) -> Scheme | None:
-        """Return the scheme whose target fits the module best: the module's name, then a pattern, then all linear
-        layers.
+        """Return the scheme whose target fits the module best.
+
+        A target that is the module's name comes first, then one that is a pattern, then `Linear`, which means all
+        linear layers.
         """
         if "embed" in module or any(_is_target(entry, module) for entry in self.ignored):
             return None
@@ -176,7 +178,7 @@ def _zeros(source: Source, module: str, shape: tuple[int, int], bits: int, packe
 
 
 def _as_matrix(source: Source, tensor: SourceTensor, rows: int, of_groups: int) -> SourceTensor:
-    """Return `tensor`, which has a value for each group of each row, with the shape `[rows, groups]`.
+    """Return `tensor` with the shape `[rows, groups]`. It has one value for each group of each row.
 
     A tensor of a single value, which holds for all groups, gets the shape `[1, 1]`.
 
@@ -222,7 +224,7 @@ def compressed(config: Config) -> Compressed:
 
 
 def _targets(group: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the targets of a group: names, patterns, or `Linear`."""
+    """Return the targets of a group: names, patterns, or `Linear`. Refuse patterns that are not supported."""
     check_fields(group, _SCHEME, "a group of config_groups")
     targets = names_in(group, "targets")
     for target in targets:

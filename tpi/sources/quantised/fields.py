@@ -51,7 +51,7 @@ class Packed:
         return (codes + np.uint8(self.plus)) & np.uint8((1 << self.bits) - 1) if self.plus else codes
 
     def _unpacked(self, source: Source, lines: Range, codes: Range) -> U8:
-        """Return some codes of some lines (rows or columns), `[lines, codes]`."""
+        """Return the codes `codes` of the lines `lines`, as `[lines, codes]`. A line is a row or a column."""
         first = codes[0] // _RUN
         run = self.bits * _RUN // 8
         begin, end = first * run, -(-codes[1] // _RUN) * run
@@ -63,7 +63,10 @@ class Packed:
         return found[:, codes[0] - first * _RUN : codes[1] - first * _RUN]
 
     def _bytes(self, source: Source, lines: Range, begin: int, end: int) -> U8:
-        """Return bytes `[begin, end)` of some lines, `[lines, bytes]`; fewer if the lines end before `end`."""
+        """Return bytes `[begin, end)` of each line of `lines`, as `[lines, bytes]`.
+
+        There are fewer bytes if the lines end before `end`.
+        """
         tensor = self.tensor
         if self.along == "row":
             width = tensor.row_bytes
@@ -138,7 +141,7 @@ def read_all(source: Source, tensor: SourceTensor) -> npt.NDArray[np.int64]:
 
 
 def _unpack(raw: U8, bits: int) -> U8:
-    """Unpack codes of `bits` bits, uint8 `[lines, bytes]` to `[lines, bytes * 8 / bits]`."""
+    """Unpack codes of `bits` bits each, from `[lines, bytes]` to `[lines, bytes * 8 / bits]`."""
     if bits == 8:
         return raw
     if bits in (1, 2, 4):

@@ -87,7 +87,10 @@ class Gptq:
             yield self._matrix(source, module, self._chosen(module))
 
     def _chosen(self, module: str) -> Scheme:
-        """Return the scheme of a module that has codes, even if a list of names excludes it."""
+        """Return the scheme of a module that has codes, even if `modules_to_not_convert` names it.
+
+        Refuse a module that `dynamic` excludes.
+        """
         found = next((scheme for pattern, scheme in self.overrides if matches(pattern, module)), self.usual)
         if found is None:
             raise unsupported(f"{module} has codes, but dynamic excludes it")
@@ -182,7 +185,7 @@ def _scheme(config: Config) -> Scheme:
 
 
 def _override(config: Config, pattern: Any, settings: Any) -> tuple[str, Scheme | None]:
-    """Return the pattern and the scheme of an entry of `dynamic`; `-:` excludes modules."""
+    """Return the pattern and the scheme of an entry of `dynamic`. An entry that begins with `-:` excludes modules."""
     if not isinstance(pattern, str) or not isinstance(settings, Mapping):
         raise unsupported("dynamic has an entry that is not an object")
     matches(text := pattern.removeprefix("+:").removeprefix("-:"), "")  # refuses patterns that are not supported

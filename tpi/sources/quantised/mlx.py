@@ -61,7 +61,7 @@ class Mlx:
 
 
 def _experts(module: str, words: SourceTensor) -> list[str]:
-    """Return a name for each matrix of the stack `words` of `module`: that of an expert's matrix in other files."""
+    """Return a name for each matrix of the stack `words` of `module`: the name that other files give that matrix."""
     stack = next((stack for stack in _STACKS if stack in module), None)
     if stack is None:
         return [f"{module}.{number}.weight" for number in range(words.shape[0])]  # no model has such a tensor

@@ -25,8 +25,9 @@ _METHODS: dict[object, Callable[[Config], Method]] = {
 
 
 def method_of(fields: Mapping[str, Any]) -> Method | None:
-    """Return the method that quantised a model's weights, from the fields of its config.json; None if they are not
-    quantised.
+    """Return the method that quantised a model's weights, or None if they are not quantised.
+
+    `fields` are those of the model's config.json.
 
     Raises:
         ModelError: if they are quantised in a way that is not supported; the message names it.
@@ -47,15 +48,15 @@ def method_of(fields: Mapping[str, Any]) -> Method | None:
 
 
 def _is_gpt_oss(fields: Mapping[str, Any]) -> bool:
-    """Return True for gpt-oss.
+    """Return True if the model is a gpt-oss model.
 
-    Its tensor names tell experts in MXFP4 from experts in floats, which are stored transposed.
+    Its experts are either MXFP4 or floats stored transposed; the names of the tensors tell which.
     """
     return "GptOssForCausalLM" in str(fields.get("architectures"))
 
 
 def _named(config: Any) -> str:
-    """Return the names by which a configuration identifies its method."""
+    """Return the words by which a configuration identifies its method, or "of no name"."""
     parts = [config.get(name) for name in ("quant_method", "format")] if isinstance(config, Mapping) else []
     return ", ".join(str(part)[:40] for part in parts if part) or "of no name"
 
@@ -76,7 +77,7 @@ def join_quantised(source: Source, method: Method) -> tuple[Source, tuple[str, .
 
 
 def _losses(joined: Mapping[str, Joined]) -> tuple[str, ...]:
-    """Return a sentence about matrices whose codes cannot be kept, if there are any."""
+    """Return a sentence about the matrices whose codes no format can keep. Return nothing if there are none."""
     kinds = [name for matrix in joined.values() if (name := matrix.tensor.element.name).endswith(DEQUANTISED)]
     if not kinds:
         return ()
@@ -101,13 +102,12 @@ class _JoinedSource:
         self._source, self._joined = source, joined
 
     def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
-        """Return the bytes of a rectangle of `tensor`, uint8 `[rows, bytes]`, in the coding of `tensor.element`."""
+        """Return the bytes of a rectangle of `tensor`, uint8 `[rows, bytes]`, in the coding `tensor.element`."""
         if tensor.name in self._joined:
             return self._joined[tensor.name].read(self._source, rows, columns)
         return self._source.read(tensor, rows, columns)
 
     def close(self) -> None:
-        """Close the source that this one wraps."""
         self._source.close()
 
 

@@ -11,10 +11,10 @@ _LOOK_S = 0.1  # interval between calls of `stopped`
 
 
 def stoppable(read: Callable[[], Iterable[T]], give_up: Callable[[], None], stopped: Callable[[], bool]) -> Iterator[T]:
-    """Yield the items of `read()` as they come, until `stopped()` returns True. Call `stopped` about ten times a
-    second.
+    """Yield the items of `read()` as they come, until `stopped()` returns True.
 
-    `give_up` is always called at the end, and must end a read that still waits. Exceptions from `read` are raised here.
+    `stopped` is called about ten times a second. `give_up` is always called at the end, and must end a read that still
+    waits. Exceptions from `read` are raised here.
     """
     found: SimpleQueue[T | BaseException | None] = SimpleQueue()
     thread = Thread(target=lambda: _read(read, found), name="reader")

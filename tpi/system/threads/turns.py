@@ -13,7 +13,10 @@ class Turns:
     """
 
     def __init__(self, what: str) -> None:
-        """Create the turns of a thread. `what` names its work in the warning: "`what` failed (...)"."""
+        """Create the turns of a thread.
+
+        `what` names the thread's work in the warning about a failure: "`what` failed (...)".
+        """
         self._what = what
         self._warned = False
 

@@ -110,8 +110,9 @@ class AttentionBlock:
 
 
 def _attending(spec: AttentionSpec, cache: KvArray, rows_each: int) -> Program:
-    """Return the program that attends with the heads of `spec` over a cache of this format, with `rows_each` query rows
-    per work-group.
+    """Return the program that attends with the heads of `spec` over a cache of this format.
+
+    A work-group computes `rows_each` query rows.
     """
     constants = (f"KV_{kv_format(spec, cache).upper()}", f"HEAD_DIM={spec.head_dim}", f"ROWS={rows_each}")
     return Program(("kv", "attention"), constants)

@@ -78,7 +78,8 @@ def rows(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: Any =
 
 
 def columns(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: Any = None, count: int = 0) -> Any:
-    """Return the sums of the part's vectors weighted by `x` `[tokens, vectors]`, as a buffer `[tokens, hidden]`;
+    """Return the sums of the part's vectors weighted by `x` `[tokens, vectors]`, as a buffer `[tokens, hidden]`.
+
     `active` and `count` are those of `rows`.
     """
     if matrix.run.layout == "tiled":
@@ -96,9 +97,10 @@ def columns(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: An
 def _columns_in_splits(
     card: OpenClCard, matrix: PackedPart, x: CardActivations, given: Sequence[Any], vectors: int
 ) -> Any:
-    """Compute `columns` for few tokens: several work-groups each add some vectors, then the partial sums are added.
+    """Compute `columns` for few tokens in several work-groups, so that the whole card takes part.
 
-    So the whole card takes part. `given` are the kernel's arguments that describe the part.
+    Each work-group adds some of the vectors, then the partial sums are added. `given` are the kernel's arguments that
+    describe the part.
     """
     hidden, splits = matrix.run.hidden, max(1, min(vectors // _SPLIT, _MOST_SPLITS))
     program, passes = _pass(matrix, "records", x.tokens)

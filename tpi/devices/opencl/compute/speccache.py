@@ -105,7 +105,7 @@ class SpecCache:
 
 
 def _row_parts(spec: BlockSpec) -> list[tuple[RunLayout, str]]:
-    """Return the runs and part names by which a block's whole input is multiplied."""
+    """Return each run, with the part's name, whose rows are multiplied by a block's whole input."""
     if isinstance(spec, AttentionSpec):
         return [(spec.query, "q"), (spec.kv, "k"), (spec.kv, "v")]
     if isinstance(spec, FfnSpec):

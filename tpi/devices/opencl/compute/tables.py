@@ -61,14 +61,15 @@ def step_of(card: OpenClCard, spec: AttentionSpec, batch: Batch) -> AttentionSte
 
 
 def _runs(sequence: I32) -> list[tuple[int, int]]:
-    """Return runs of consecutive tokens of one sequence: the first token, and one past the last."""
+    """Return the runs of consecutive tokens of one sequence, each as its first token and its last token + 1."""
     edges = np.flatnonzero(np.diff(sequence)) + 1
     return [(int(a), int(b)) for a, b in pairwise([0, *edges, len(sequence)]) if b > a]
 
 
 def _deal(spec: AttentionSpec, batch: Batch, runs: list[tuple[int, int]], each: int) -> tuple[I32, I32]:
-    """Return the query rows sorted by task, and the table of tasks (`AttentionStep`), each task with at most `each`
-    rows.
+    """Return the query rows sorted by task, and the table of tasks (`AttentionStep`).
+
+    Each task has at most `each` rows.
     """
     rows: list[I32] = [np.empty(0, np.int32)]
     tasks: list[tuple[int, int, int, int]] = []

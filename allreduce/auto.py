@@ -21,9 +21,9 @@ _LOCAL = ("127.", "localhost", "[::1]")
 
 
 class Auto(Group):
-    """A group that uses the best algorithm for each size of payload, all over the same connections.
+    """A group that uses the best algorithm for each size of payload. All algorithms share the same connections.
 
-    `choice` and `links` are None before `tune`.
+    `choice` and `links` are None until `tune` has run.
     """
 
     name = "auto"
@@ -41,11 +41,11 @@ class Auto(Group):
         self._cache = endpoints.links_cache
 
     def algorithm(self, values: int) -> str:
-        """Return the name of the algorithm chosen for `values` values; "auto" before `tune`."""
+        """Return the name of the algorithm chosen for sums of `values` values, or "auto" if `tune` has not run yet."""
         return self.choice.name_for(values) if self.choice else self.name
 
     def tune(self, work: Work = idle, measure_local: bool = False) -> Choice:
-        """Measure the links and choose the algorithms; if that is done already, return the choice.
+        """Measure the links and choose the algorithms. If that was done before, only return the choice.
 
         All nodes must call this together, before their first sum. Links within one machine are measured only if
         `measure_local` is True.
@@ -67,19 +67,19 @@ class Auto(Group):
     def predicted_s(self, values: int) -> float | None:
         """Return the predicted seconds of an allreduce of `values` values by the chosen algorithm.
 
-        None before `tune`.
+        Return None if `tune` has not run yet.
         """
         return self._predicted(self.choice.name_for(values), values) if self.choice else None
 
     def choice_fields(self) -> dict[str, Any] | None:
-        """Return the choice as JSON fields; None before `tune`."""
+        """Return the choice as JSON fields, or None if `tune` has not run yet."""
         return self.choice.fields() if self.choice else None
 
     @property
     def overlaps(self) -> bool:
-        """True if prefill sums are faster as two halves that overlap, as measured.
+        """True if prefill sums are faster as two halves that overlap, according to the measurement.
 
-        The halves need twice the messages.
+        The halves need twice as many messages.
         """
         return self.tune().overlap
 
@@ -102,7 +102,7 @@ class Auto(Group):
         return Choice(decode, "two-shot", False, *sizes, predicted, {})
 
     def _known(self) -> dict[cache.Pair, cache.CachedLink]:
-        """Return the links in the cache of the master; on workers an empty dictionary."""
+        """Return the links in the cache. Only the master has a cache; on workers the result is empty."""
         return cache.load(self._cache, cache.ends(self.spec)) if self._cache and self.rank == 0 else {}
 
     def _chosen_by(self, known: dict[cache.Pair, cache.CachedLink], work: Work, doubted: bool = False) -> Choice:
@@ -138,7 +138,7 @@ class Auto(Group):
         return predict(name, self.links, values, self.wire) if self.links else 0.0
 
     def _choose(self, count: int) -> Networked:
-        """Return the group that sums payloads of `count` values."""
+        """Return the group that sums payloads of `count` values, and remember it for the next sum."""
         group = self._chosen[count] = self.groups[self.tune().name_for(count)]
         return group
 

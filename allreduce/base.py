@@ -47,7 +47,10 @@ def idle(parts: int) -> None:
 
 @dataclass(frozen=True)
 class Peer:
-    """A node of the deployment. Rank 0, the master, does not listen: its `address` names shared memory, or is empty."""
+    """A node of the deployment.
+
+    Rank 0, the master, does not listen: its `address` is that of shared memory, or is empty.
+    """
 
     rank: int
     name: str  # the name by which the user knows the node; errors show it
@@ -109,7 +112,7 @@ class Endpoints:
 
 @dataclass
 class GroupStats:
-    """Totals since the group was opened."""
+    """Totals of a group since it was opened."""
 
     exchanges: int = 0
     seconds: float = 0.0  # time inside sums, including waits for slower nodes
@@ -140,7 +143,7 @@ class Group(ABC):
         return self._run(partial, self._allreduce)
 
     def reduce(self, partial: F32) -> F32 | None:
-        """Return the sum of all nodes' `partial` on rank 0, None on other ranks.
+        """Return the sum of all nodes' `partial` on rank 0, and None on other ranks.
 
         The result is valid until the next sum is finished.
         """
@@ -150,8 +153,8 @@ class Group(ABC):
     def start(self, partial: F32, everywhere: bool = True) -> None:
         """Start a sum: send what can be sent without waiting.
 
-        It continues while the caller computes, until `finish` returns it. `partial` must not change in the meantime. At
-        most `IN_FLIGHT` sums may be under way.
+        The sum continues while the caller computes, until `finish` returns it. `partial` must not change in the
+        meantime. At most `IN_FLIGHT` sums may be under way.
 
         Args:
             partial: this node's partial result, `[tokens, hidden]`.
@@ -171,7 +174,7 @@ class Group(ABC):
         self._stats.seconds += perf_counter() - started
 
     def finish(self) -> F32 | None:
-        """Wait for the oldest sum in flight and return it; None if it is not for this node.
+        """Wait for the oldest sum under way and return it. Return None if it was a reduce and this is not rank 0.
 
         The result is valid until the next sum is finished.
         """
@@ -199,7 +202,7 @@ class Group(ABC):
 
     @property
     def trivial(self) -> bool:
-        """True if the group has one node, whose partial result is the sum."""
+        """True if the group has one node, whose partial result is already the sum."""
         return False
 
     def tune(self, work: Work = idle) -> object:
@@ -219,7 +222,7 @@ class Group(ABC):
         return None
 
     def choice_fields(self) -> dict[str, Any] | None:
-        """Return the measurements behind the choice (`allreduce.choose.Choice.fields`); None if nothing was chosen."""
+        """Return the measurements behind the choice (`allreduce.choose.Choice.fields`), or None without a choice."""
         return None
 
     def begin(self, step: int) -> None:
@@ -229,14 +232,14 @@ class Group(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connections and free the buffers of the group. Idempotent.
+        """Close the connections and free the buffers of the group. Further calls do nothing.
 
         Call this only when all nodes are done, for example after the master has the result of a reduce. Messages on
         their way to a slow node may be lost.
         """
 
     def _run(self, partial: F32, algorithm: Callable[[F32], Exchange]) -> F32:
-        """Return the sum of all nodes' `partial`, without overlap. Most sums take this path, so it is short."""
+        """Return the sum of all nodes' `partial`, waiting for it at once. Most sums take this path, so it is short."""
         started = perf_counter()
         exchange = algorithm(partial)
         try:
@@ -254,9 +257,9 @@ class Group(ABC):
 
     @abstractmethod
     def _allreduce(self, values: F32) -> Exchange:
-        """Return a generator that sums all nodes' `values`, and yields wherever it would wait for other nodes.
+        """Return a generator that sums the `values` of all nodes, and yields wherever it would wait for other nodes.
 
-        Its result has the shape of `values` or is 1-D.
+        The sum has the shape of `values` or is 1-D.
         """
 
     @abstractmethod

@@ -30,7 +30,7 @@ Pair = tuple[int, int]
 class CachedLink:
     """A link that was measured `age_s` seconds ago.
 
-    It is `confirmed` if it was measured again after a doubt, with the same result.
+    `confirmed` is True if the link was measured again because its entry was doubted, and the result was the same.
     """
 
     link: Link

@@ -55,12 +55,12 @@ class Choice:
     links_age_s: float = field(default=0.0, compare=False)
 
     def name_for(self, values: int) -> str:
-        """Return the decode or the prefill algorithm, whichever was chosen for the size nearer to `values` by ratio."""
+        """Return the algorithm of decode or of prefill, whichever was chosen for a size nearer to `values` by ratio."""
         return self.decode if values * values <= self.decode_values * self.prefill_values else self.prefill
 
     @property
     def software(self) -> float | None:
-        """Seconds that a decode sum took in addition to what the links explain; None if it was not timed."""
+        """Seconds that a decode sum took beyond what the links explain, or None if no decode sum was timed."""
         took = self.measured.get(self.decode, (0.0,))[0]
         return max(0.0, took - self.predicted[self.decode][0]) if took > 0 else None
 
@@ -107,8 +107,8 @@ def choose(
 def contradicts(predicted: Times, measured: Times) -> bool:
     """Return True if the measured times of decode sums show that the links are no longer as `predicted` assumes.
 
-    Times are in seconds. That is so only if all timed algorithms are much slower than predicted, or all much faster,
-    because other load on the machines delays only some of them.
+    Times are in seconds. The links have changed only if all timed algorithms are much slower than predicted, or all
+    much faster, because other load on the machines delays only some algorithms.
     """
     timed = [(predicted[name][0], row[0]) for name, row in measured.items() if row[0] > 0]
     slower = [took > _ODD * said and took - said > _ODD_S for said, took in timed]
@@ -170,9 +170,9 @@ def _time(
 
 
 def _seconds_of(work: Work, group: Networked) -> float:
-    """Return the seconds of `work` on the slowest node, estimated from a quarter of it.
+    """Return the seconds of `work` on the slowest node, estimated from the time of a quarter of `work`.
 
-    Every node must call this, because a sum exchanges their times. The result is equal on all nodes.
+    Every node must call this, because the nodes exchange their times by a sum. The result is equal on all nodes.
     """
     seconds = np.zeros(group.size, np.float32)
     work(_PROBE)  # warms up caches
@@ -183,7 +183,7 @@ def _seconds_of(work: Work, group: Networked) -> float:
 
 
 def _row(group: Networked, values: F32, count: int, work: Work) -> float:
-    """Return the mean seconds of `count` sums in a row, after one that is not timed."""
+    """Return the mean seconds of `count` sums in a row. One more sum before them is not timed."""
     group.allreduce(values)
     started = perf_counter()
     for _ in range(count):

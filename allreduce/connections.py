@@ -30,14 +30,14 @@ def identity(spec: GroupSpec, rank: int) -> bytes:
 
 
 def _library() -> str:
-    """Return the path of pyzmq's extension module, which leads to the libzmq that it uses."""
+    """Return the path of pyzmq's extension module, through which the libzmq that pyzmq uses is found."""
     found = import_module("zmq.backend.cython._zmq").__file__
     assert found is not None
     return found
 
 
 class Connections:
-    """The connections of one node. Used by one thread at a time."""
+    """The connections of one node. Only one thread at a time may use them."""
 
     def __init__(self, spec: GroupSpec, endpoints: Endpoints) -> None:
         """Prepare the connections of rank `spec.rank` among `spec.peers`, which are all nodes of the deployment.
@@ -81,7 +81,7 @@ class Connections:
         return box
 
     def close(self) -> None:
-        """Close the connections that this node made. Idempotent.
+        """Close the connections that this node made. Further calls do nothing.
 
         Messages on their way are still sent in the background, unless a node was lost.
         """

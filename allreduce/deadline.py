@@ -37,7 +37,7 @@ class Lateness:
         self.limit_s = MISSING_S + nbytes / SLOWEST
 
     def look(self, rank: int, begins: bool, now: float) -> None:
-        """Record at time `now` that no message of `rank` has come yet; `begins` is True at the start of a wait."""
+        """Record that at time `now` no message of `rank` has come yet. `begins` is True at the start of a wait."""
         if begins:
             self._end()
             self._rank, self._since = rank, now
@@ -46,7 +46,7 @@ class Lateness:
         self._looked = now
 
     def rank(self, now: float) -> int:
-        """Return the rank of the node that this node waits for if its message is late at time `now`, else -1."""
+        """Return the rank of the node that this node waits for, if its message is late at time `now`, or else -1."""
         limit = max(self.limit_s, _LONGEST * self.longest_s, _USUAL * self.usual_s)
         return self._rank if now - self._looked < _GAP_S and now - self._since > limit else -1
 
@@ -57,7 +57,7 @@ class Lateness:
 
 
 class Deadlines:
-    """Deadlines of one node's waits for all others.
+    """Deadlines of one node's waits for all other nodes.
 
     Times are `since_boot` seconds, without those in which this process was stopped.
     """

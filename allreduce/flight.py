@@ -19,7 +19,7 @@ IN_FLIGHT = 2  # most sums that may be under way at once
 class PendingSum:
     """A sum that was started and may not have ended.
 
-    `shape` is the partial result's shape; `for_this_node` is True if this node gets the sum.
+    `shape` is the shape of the partial result. `for_this_node` is True if this node gets the sum.
     """
 
     __slots__ = ("_exchange", "_total", "for_this_node", "shape")

@@ -30,7 +30,7 @@ def _leaving_lane(stage: int) -> int:
 
 
 class Hops:
-    """The hops that one node takes part in. Used by one thread at a time.
+    """The hops that one node takes part in. Only one thread at a time may use them.
 
     `seconds` is the total time of waits for hidden states.
     """
@@ -79,7 +79,7 @@ class Hops:
         return given if not stage else self._receive(*self._entering[stage], step, rows)
 
     def leave(self, stage: int | None, step: int, x: F32 | None) -> None:
-        """Send the hidden states `x` `[rows, hidden]` from `stage` to the next.
+        """Send the hidden states `x` `[rows, hidden]` from `stage` to the next stage.
 
         `x` is None on nodes other than the stage's leader.
 
@@ -105,7 +105,7 @@ class Hops:
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """The total bytes sent and received by hops."""
+        """Total bytes that hops have sent and received."""
         hops = (*self._entering.values(), *self._leaving.values(), *filter(None, [self._returning]))
         boxes = [box for box, _ in hops]
         return sum(box.sent_bytes for box in boxes), sum(box.received_bytes for box in boxes)

@@ -25,7 +25,7 @@ _ENOUGH_S = 0.02  # a probe that takes this long measures the bandwidth well eno
 def rounds(size: int) -> list[list[tuple[int, int]]]:
     """Return rounds of pairs of ranks below `size`: every pair occurs once, and no rank is in two pairs of a round.
 
-    The circle method makes them.
+    The rounds are made by the circle method.
     """
     seats = [*range(size), *([-1] if size % 2 else [])]
     half = len(seats) // 2
@@ -97,9 +97,9 @@ class _Pair:
         self._transport, self._peer, self._number = transport, peer, number
 
     def lead(self, budget: float) -> tuple[float, float]:
-        """Measure and return the latency in seconds and the bandwidth in bytes per second.
+        """Measure the link, and return its latency in seconds and its bandwidth in bytes per second.
 
-        It takes about `budget` seconds, or a few round trips if that is longer.
+        The measurement takes about `budget` seconds, or a few round trips if those take longer.
         """
         began = perf_counter()
         self._ask(1)  # opens the connection and warms up caches
@@ -145,7 +145,7 @@ class _Pair:
 
 
 def _assemble(transport: Transport, found: F32, known: dict[tuple[int, int], Link]) -> LinkTable:
-    """Combine the results of all nodes on the master, and return the same table on every node."""
+    """Combine the results of all nodes on the master, and return the combined table on every node."""
     size, number = transport.spec.size, transport.box.reserve(1)
     table = np.zeros((size, size, 2), np.float32)
     if transport.spec.rank == 0:

@@ -50,9 +50,9 @@ class Networked(Group):
         self.transport.close()
 
     def _buffer(self, values: F32) -> F32:
-        """Return a result buffer shaped like `values`, a different one for each sum under way.
+        """Return a result buffer shaped like `values`: a different buffer for each sum under way.
 
-        Its content is undefined.
+        The content of the buffer is undefined.
         """
         totals = self._totals
         totals.rotate()
@@ -61,9 +61,9 @@ class Networked(Group):
         return totals[0]
 
     def _reduce_to_master(self, values: F32) -> Exchange:
-        """Return a generator that sums all nodes' `values` on the master, in rank order.
+        """Return a generator that sums the `values` of all nodes on the master, in rank order.
 
-        It takes one latency, with n - 1 payloads on the master's link.
+        The sum takes one latency, and the master's link carries n - 1 payloads.
         """
         number = self.box.reserve(1)
         if self.rank:

@@ -12,7 +12,7 @@ from allreduce.connections import STEP_MASK, Connections
 
 
 class Transport:
-    """The messages of one group on one node. Used by one thread at a time.
+    """The messages of one group on one node. Only one thread at a time may use it.
 
     Algorithms call `box` directly. It sends from and receives into float32 arrays. Its waits raise NodeLost, naming the
     node, when a deadline has passed.
@@ -41,7 +41,7 @@ class Transport:
         return stats
 
     def close(self) -> None:
-        """Close the mailbox, and the connections if they are this group's alone."""
+        """Close the mailbox. Close the connections too if no other group uses them."""
         self.box.close()
         if not self._shared:
             self._connections.close()

@@ -1,1 +1,1 @@
-"""Measurements of what TPI promises: `python -m benchmarks`. Not part of the installed program."""
+"""Measurements of what TPI promises: `python -m benchmarks`. They are not part of the installed program."""

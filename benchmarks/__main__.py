@@ -38,7 +38,7 @@ def render() -> None:
 
 
 def one(name: str, quick: bool) -> None:
-    """Run a benchmark and print its section; unless it is `quick`, keep the run and write the document."""
+    """Run a benchmark and print its section. Unless it is `quick`, keep the run and write the document."""
     run = measure(name, quick)
     print(markdown(Section.of(History(name, [run]))), flush=True)
     if not quick:
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(words: list[str]) -> int:
-    """Run the named benchmarks, or all; return 1 if one failed."""
+    """Run the benchmarks that are named, or all. Return 1 if a benchmark failed."""
     if words[:1] == ["compare"]:
         return compare.main(words[1:])
     parser = _parser()

@@ -28,7 +28,7 @@ Probe = Callable[[Side], Figures]
 
 @contextmanager
 def built(commit: str, folder: Path) -> Iterator[Side]:
-    """Install `commit` in a virtual environment in `folder`; remove its worktree afterwards."""
+    """Install `commit` in a virtual environment in `folder`. Remove the worktree of the commit afterwards."""
     tree, venv = folder / "tree", folder / "venv"
     _run("git", "-C", str(ROOT), "worktree", "add", "--quiet", "--detach", str(tree), commit)
     try:

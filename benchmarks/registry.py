@@ -13,11 +13,11 @@ HOME = (*RUNTIME, "testbed")
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark: `target` is `module:function`, a function that takes `quick` and returns a `Result`.
+    """One benchmark. `target` is `module:function`, a function that takes `quick` and returns a `Result`.
 
     `code` lists the folders and files that it measures, in addition to its own module. `minutes` is its approximate
-    time on two cores. `needs` describes its requirements for people. It is left out if one of the modules `extras`
-    is missing, or if it needs `root` and runs without.
+    time on two cores. `needs` describes its requirements for people. The benchmark is left out if one of the modules
+    `extras` is missing, or if it needs `root` and is started by another user.
     """
 
     target: str
@@ -35,7 +35,7 @@ class Benchmark:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """Folders and files, relative to the repository, whose change makes its figures old."""
+        """Folders and files, relative to the repository. If one of them changes, the figures count as old."""
         return (*self.code, f"{self.module.replace('.', '/')}.py")
 
     def load(self) -> Callable[[bool], Result]:

@@ -21,7 +21,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Check:
-    """One promise: `value` must be at least `bound`, or at most if `at_most`, or at most `within` away from it."""
+    """One promise: `value` must be at least `bound`, at most `bound`, or close to it.
+
+    With `at_most`, it must be at most `bound`. With `within`, it may differ from `bound` by at most that.
+    """
 
     claim: str
     value: float

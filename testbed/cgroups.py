@@ -96,7 +96,7 @@ _OPTIONAL = {"memory.memsw.limit_in_bytes", "memory.swap.max"}  # absent if the 
 
 
 def make_group(hierarchies: Hierarchies, name: str, device: Host, disks: list[str]) -> tuple[str, ...]:
-    """Create and limit the group `name/<device>`. Return the directories that its processes have to join.
+    """Create the control group `name/<device>` with its limits. Return the directories that its processes have to join.
 
     Raises:
         TestbedError: if a limit of the topology cannot be set on this machine.
@@ -136,8 +136,8 @@ def _make_unified(root: Path, name: str, device: Host, disks: list[str]) -> Path
 def _come_first(group: Path) -> None:
     """Give the devices' group more CPU weight than the host's other programs, if the kernel supports weights.
 
-    Without it, a device that gets no core for seconds would seem cut off. Priorities of processes have no effect across
-    groups.
+    Without more weight, a device that gets no core for seconds would seem cut off. Priorities of processes do not help,
+    because they have no effect across groups.
     """
     for name, usual in _WEIGHTS.items():
         if (group / name).exists():
@@ -163,9 +163,9 @@ def group_directories(hierarchies: Hierarchies, name: str, devices: list[str]) -
 
 
 def remove_groups(folders: tuple[str, ...], patience: float = 2.0) -> list[str]:
-    """Remove the directories. Retry for up to `patience` seconds, while ended processes still count as members.
+    """Remove the directories `folders`, and return those that are left.
 
-    Return the directories that are left.
+    For up to `patience` seconds, removal is tried again, because ended processes still count as members for a while.
     """
     deadline = time.monotonic() + patience
     left = list(folders)

@@ -113,7 +113,7 @@ def run(bed: Testbed, command: list[str], addresses: str, stop: StopSignal | Non
 
 
 def _has_terminal() -> bool:
-    """Return True if this process and its children are a terminal's foreground job, which Ctrl-C interrupts."""
+    """Return True if this process and its children are the foreground job of a terminal, which Ctrl-C interrupts."""
     try:
         with Path(os.ctermid()).open("rb") as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
@@ -152,7 +152,7 @@ def _flags(bed: Testbed, options: HostWorkerOptions, device: Host) -> list[str]:
 
 
 def _threads(bed: Testbed, device: Host) -> int:
-    """Return the number of a device's cores, but at most an equal share of this machine's cores.
+    """Return the number of cores of a device, but at most an equal share of this machine's cores.
 
     The share matters because all devices compute at once.
     """
@@ -167,7 +167,11 @@ def _log(bed: Testbed, options: HostWorkerOptions, device: Host) -> Path:
 
 
 def _await(name: str, process: "subprocess.Popen[Any]", log: Path, deadline: float) -> None:
-    """Wait until the worker's log shows that it listens."""
+    """Wait until the log of the worker `name` shows that the worker listens.
+
+    Raises:
+        TestbedError: if the worker ends before, or does not listen by `deadline`.
+    """
     while True:
         ended = process.poll()
         text = log.read_text(errors="replace")

@@ -24,7 +24,7 @@ def listen(folder: Path) -> socket.socket:
 def answer(server: socket.socket, handlers: dict[str, Callable[..., Any]]) -> str | None:
     """Receive one waiting request, carry it out and send its result.
 
-    Return the verb of the request; None if no request was waiting or the request failed.
+    Return the verb of the request, or None if no request was waiting or the request failed.
     """
     try:
         data, client = server.recvfrom(_LARGEST)

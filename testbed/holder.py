@@ -56,7 +56,7 @@ def hold_testbed(folder: Path) -> None:
 
 
 def remove(folder: Path, record: TestbedRecord) -> None:
-    """End every process of a testbed, and remove its files and cgroups.
+    """End every process of a testbed, and remove the testbed's files and cgroups.
 
     Raises:
         TestbedError: if a process or a cgroup cannot be removed.
@@ -71,7 +71,7 @@ def remove(folder: Path, record: TestbedRecord) -> None:
 
 
 def _enrol(folder: Path, record: TestbedRecord, topology: Topology, namespaces: list[int], mtu: int) -> TestbedRecord:
-    """Create the cgroups and the scratch directory of a testbed; return and store its complete record.
+    """Create the cgroups and the scratch directory of a testbed. Store and return the complete record of the testbed.
 
     Before that, store a record of everything that may have to be removed, in case this process is killed.
     """

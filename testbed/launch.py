@@ -87,7 +87,7 @@ class Testbed:
         return self.record.host(device).address
 
     def ask(self, verb: str, **fields: Any) -> Any:
-        """Send a request to the holder and return its result.
+        """Send the request `verb` to the holder process and return its result.
 
         `testbed.network.backends.Backend.handlers` lists the requests.
         """
@@ -117,7 +117,7 @@ class Testbed:
 def _start_holder(folder: Path, owner: str, lock: int) -> "subprocess.Popen[bytes]":
     """Start the holder process and wait until the network is set up.
 
-    With owner "run", it ends when its stdin is closed.
+    If the owner is "run", the holder process ends when its stdin is closed.
     """
     with (folder / "holder.log").open("wb") as log:
         holder = subprocess.Popen(
@@ -142,7 +142,7 @@ def _start_holder(folder: Path, owner: str, lock: int) -> "subprocess.Popen[byte
 
 
 def _tail(file: Path) -> str:
-    """Return the last line of a log."""
+    """Return the last line of the log `file`, or a sentence if the log is empty."""
     try:
         lines = file.read_text(errors="replace").strip().splitlines()
     except OSError:
@@ -154,7 +154,7 @@ def take_down(folder: Path) -> None:
     """End the testbed at `folder`, whether it runs or not, and wait until nothing of it is left.
 
     Raises:
-        TestbedError: if a part of it cannot be removed.
+        TestbedError: if a process or a cgroup of the testbed cannot be removed.
     """
     if state.alive(folder):
         try:

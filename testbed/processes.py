@@ -37,7 +37,10 @@ def processes(record: TestbedRecord, host: DeviceRecord | None = None) -> set[in
 
 
 def signal_all(record: TestbedRecord, host: DeviceRecord | None, number: signal.Signals, patience: float = 2.0) -> int:
-    """Signal every process of a device or testbed, including those that start meanwhile. Return their number."""
+    """Signal every process of a device or testbed, including those that start meanwhile.
+
+    Return how many were signalled.
+    """
     seen: set[int] = set()
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:

@@ -97,7 +97,7 @@ def alive(folder: Path) -> bool:
 
 
 def _young(folder: Path) -> bool:
-    """Return True if the directory is so new that its creator may still be about to lock it."""
+    """Return True if the directory is so new that the process that made it may still be about to lock it."""
     try:
         return time.time() - folder.stat().st_mtime < _MAKING
     except FileNotFoundError:

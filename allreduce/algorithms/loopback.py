@@ -23,13 +23,13 @@ class Board:
         self._finished: dict[tuple[int, int], int] = {}
 
     def put(self, rank: int, key: tuple[int, int], values: F32) -> None:
-        """Store a copy of the partial result `values` of node `rank`; `key` is the step and the number of the sum."""
+        """Store a copy of `values`, the partial result of node `rank`. `key` is the step and the number of the sum."""
         with self._changed:
             self._partials.setdefault(key, {})[rank] = values.copy()
             self._changed.notify_all()
 
     def collect(self, spec: GroupSpec, key: tuple[int, int]) -> list[F32]:
-        """Return all nodes' partial results for the sum `key`, in rank order.
+        """Return the partial results of all nodes for the sum `key`, in rank order.
 
         Raises:
             NodeLost: if a node has put no partial result after `spec.timeout_s` seconds.
@@ -44,7 +44,10 @@ class Board:
             return [partials[rank] for rank in range(self.size)]
 
     def finish(self, key: tuple[int, int]) -> None:
-        """Record that one more node has computed the sum `key`. After the last node, delete the partial results."""
+        """Record that one more node has computed the sum `key`.
+
+        After the last node, its partial results are deleted.
+        """
         with self._changed:
             self._finished[key] = self._finished.get(key, 0) + 1
             if self._finished[key] == self.size:
@@ -66,7 +69,7 @@ class Loopback(Group):
 
     @property
     def trivial(self) -> bool:
-        """True for a single node, whose partial result is the sum."""
+        """True for a single node. Its partial result is already the sum."""
         return self.size == 1
 
     def _begin(self, step: int) -> None:

@@ -21,11 +21,11 @@ class RingGroup(Networked):
 
     @property
     def overlaps(self) -> bool:
-        """False: a node must receive a chunk before it can pass it on, so a sum makes no progress in the background."""
+        """False: a node must receive a chunk before it can pass the chunk on, so no sum advances in the background."""
         return False
 
     def partners(self) -> set[int]:
-        """Return the ranks of both neighbours, and of the master, which gets the last sum of a step directly."""
+        """Return the ranks of both neighbours, and of the master, to which the last sum of a step is sent directly."""
         if self.rank == 0:
             return set(self.others)
         return {self._next, self._previous, 0}

@@ -58,7 +58,7 @@ class TorchDistributed(Group):
         """Do nothing, because Gloo's messages have no step number."""
 
     def close(self) -> None:
-        """Close Gloo's connections and this node's own."""
+        """Close Gloo's connections and the connections to which Gloo's port was sent."""
         self._group = None
         self._transport.close()
 
@@ -103,7 +103,10 @@ class TorchDistributed(Group):
         return ProcessGroupGloo(fenced, self.rank, self.size, options)
 
     def _agree(self, port: int) -> int:
-        """Return the port of the store on every node. The node with the store sends the port to the others."""
+        """Return the port at which every node finds the store.
+
+        The node that holds the store sends `port` to the others.
+        """
         others = tuple(rank for rank in range(self.size) if rank != _STORE_RANK)
         self._transport.connect(others if self.rank == _STORE_RANK else (_STORE_RANK,))
         box, word = self._transport.box, np.array([port], np.float32)

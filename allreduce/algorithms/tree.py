@@ -19,7 +19,7 @@ class Tree(Networked):
 
     @property
     def overlaps(self) -> bool:
-        """False: a node must receive a sum before it can pass it on, so a sum makes no progress in the background."""
+        """False: a node must receive a sum before it can pass the sum on, so no sum advances in the background."""
         return False
 
     def partners(self) -> set[int]:
@@ -46,7 +46,10 @@ class Tree(Networked):
         return self._up(values, self.box.reserve(1))
 
     def _up(self, values: F32, number: int) -> Exchange:
-        """Sum this node's subtree, send the sum to the parent, and return it. On the master it covers all nodes."""
+        """Sum the subtree below this node, send the sum to the parent, and return the sum.
+
+        The master's subtree is the whole group.
+        """
         if not self._children:
             self.box.send(self._parent, number, values, self.code)
         yield

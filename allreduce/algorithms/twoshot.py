@@ -57,12 +57,18 @@ class TwoShot(Networked):
         return total
 
     def _scatter(self, values: F32, waves: Waves, number: int) -> None:
-        """Send each other node its part of `values` in every wave; `number` is the number of the first message."""
+        """Send each other node its part of `values` in every wave.
+
+        `number` is the number of the first of these messages.
+        """
         parts = [(rank, number + index, values[wave[rank]]) for index, wave in enumerate(waves) for rank in self.others]
         self.box.send_all([((rank,), turn, part) for rank, turn, part in parts if part.size], self.code)
 
     def _collect(self, waves: Waves, number: int, total: F32) -> None:
-        """Receive the parts of `total` that the other nodes summed; `number` is the number of the first message."""
+        """Receive the parts of `total` that the other nodes summed.
+
+        `number` is the number of the first of these messages.
+        """
         for index, wave in enumerate(waves):
             for rank in self.others:
                 if total[wave[rank]].size:

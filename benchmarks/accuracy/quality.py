@@ -80,7 +80,10 @@ def bench(quick: bool) -> Result:
 
 
 def _engines(model: Path, packs: dict[str, Pack], folder: Path) -> dict[str, Logits]:
-    """Return TPI and, if installed, llama.cpp on both GGUF files, and TPI on the packs that it wrote."""
+    """Return the engines to compare, by name.
+
+    These are TPI and, if it is installed, llama.cpp, each on both GGUF files, and TPI on the packs that it wrote.
+    """
     files = {Q4_1: model, Q8_0: requantised(model, folder / "smollm2.Q8_0.gguf", "Q8_0")}
     engines: dict[str, Logits] = {f"TPI, {name}": partial(tpi, str(file)) for name, file in files.items()}
     if find_spec("llama_cpp"):
@@ -89,7 +92,6 @@ def _engines(model: Path, packs: dict[str, Pack], folder: Path) -> dict[str, Log
 
 
 def _packs(opened: OpenedSource, formats: Sequence[str], folder: Path) -> dict[str, Pack]:
-    """Write packs of the model in f32 and in each of `formats`."""
     for dtype in ("f32", *formats):
         pack_model(opened, dtype, folder / dtype)
     return {dtype: Pack.open(folder / dtype) for dtype in ("f32", *formats)}
@@ -102,7 +104,7 @@ def _tpi(pack: Pack) -> Logits:
 def compared(
     reference: Logits, engines: dict[str, Logits], chunks: Sequence[Sequence[int]]
 ) -> tuple[Quality, dict[str, Quality]]:
-    """Return the quality of the reference and of each engine on the same chunks, against the reference."""
+    """Return the quality of the reference, and of each engine compared with it, on the same chunks."""
     expected, base = [log_softmax(logits) for logits in reference(chunks)], Quality()
     for one, chunk in zip(expected, chunks, strict=True):
         base.add(one, one, chunk)
@@ -114,7 +116,7 @@ def compared(
 
 
 def tpi(model: str, chunks: Sequence[Sequence[int]]) -> Iterator[F32]:
-    """Yield the logits that TPI computes for each chunk, from a file or pack as it is."""
+    """Yield the logits that TPI computes for each chunk. `model` is a file or a pack."""
     with Session(RunOptions(model, context=CHUNK + 1, threads=THREADS)) as session:
         for chunk in chunks:
             yield session.engine.logits(chunk)

@@ -57,7 +57,7 @@ def mixture() -> Pack:
 
 
 def dense() -> Pack:
-    """Write a pack of random weights in a small Llama 2's shape, without grouped-query attention, unless it exists."""
+    """Write a pack of random weights in a small Llama 2's shape without grouped-query attention, unless it exists."""
     return _made("llama", LLAMA)
 
 
@@ -91,7 +91,10 @@ class BatchNode:
         return list(self._node.trace.rows)
 
     def steps(self, count: int) -> tuple[float, dict[str, float], int]:
-        """Run `count` steps; return the mean seconds of a step, the busy share of each lane, and the overrun tasks."""
+        """Run `count` steps. Return a step's mean seconds, each lane's busy share, and how many tasks overran.
+
+        A task overran if it took longer than on the emulated machine.
+        """
         before = {lane.name: lane.busy for lane in self._emulation.lanes}
         overruns, began = self._emulation.overruns, time.perf_counter()
         for _ in range(count):
@@ -186,7 +189,6 @@ def batch_node(
 
 
 def _agreed(pack: Pack, beside: Sequence[AcceleratorSetup], options: dict[str, Any]) -> GroupBatch:
-    """Compute the batch settings that all nodes of a group share."""
     stages = one_stage(pack, [1] * len(beside))
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(beside))]
     node = NodeOptions(CONTEXT, options["pool"], kv_dtype(pack), options["chunk"], memory=options["memory"])

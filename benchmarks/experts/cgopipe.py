@@ -44,7 +44,7 @@ Sums between nodes take no emulated time. Prompts have {TOKENS} tokens each, and
 
 @dataclass(frozen=True)
 class Setting:
-    """A machine: GB/s of the link and of RAM, MiB of the accelerator's memory, and of RAM (0: all)."""
+    """A machine: GB/s of the link and of RAM, MiB of the accelerator's memory and of RAM (0: all of it)."""
 
     name: str
     link: float
@@ -102,7 +102,6 @@ def bench(quick: bool) -> Result:
 
 
 def _setting(setting: Setting, quick: bool) -> dict[str, BatchRun]:
-    """Measure every schedule on one machine."""
     steps = 1 if quick else STEPS
     found = {OURS: _run(setting, steps)}
     for name in SCHEDULES:

@@ -46,7 +46,7 @@ tasks whose real work took more than half of their slot.
 
 @dataclass(frozen=True)
 class Measured:
-    """The median round of a variant, the counts of all rounds, and a note on it."""
+    """The median round of a variant, and the counts of all its rounds."""
 
     seconds: float
     counts: DemandStats

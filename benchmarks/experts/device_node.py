@@ -83,7 +83,7 @@ def mixture(recorded: bool) -> Pack:
 
 
 class ExpertNode:
-    """A node of one process, and the only sequence that it decodes."""
+    """A node that runs in this process, and the only sequence that it decodes."""
 
     def __init__(self, node: Node, engine: Engine, device: EmulatedDevice) -> None:
         self.node, self._engine, self.device = node, engine, device
@@ -152,7 +152,6 @@ def _with_memory(card: Any, size: int) -> Any:
 
 
 def _plan(pack: Pack) -> NodePlan:
-    """Return the plan of a single node."""
     stages, options = (
         one_stage(pack, [1]),
         NodeOptions(CONTEXT, CONTEXT // PAGE_TOKENS, kv_dtype(pack), CHUNK),

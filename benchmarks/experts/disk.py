@@ -55,7 +55,7 @@ def bench(quick: bool) -> Result:
 
 @dataclass(frozen=True)
 class Draw:
-    """Experts that tokens choose, `[tokens, layers, used]`, and the number of experts in a layer."""
+    """The experts that tokens choose, `[tokens, layers, used]`, and the number of experts in a layer."""
 
     repeats: str
     routing: npt.NDArray[np.uint16]
@@ -131,7 +131,10 @@ def _touch(group: Sequence[Bytes]) -> int:
 
 
 def _routing(tokens: int, again: float) -> npt.NDArray[np.uint16]:
-    """Draw a routing `[tokens, layers, used]` in which each layer has favourites of its own."""
+    """Draw a routing `[tokens, layers, used]` in which each layer has favourites of its own.
+
+    Each expert of a token is chosen again for the next token with probability `again`.
+    """
     random = np.random.default_rng(1)
     weights = 1 / np.arange(1, EXPERTS + 1) ** 0.7
     weights /= weights.sum()

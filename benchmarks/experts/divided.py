@@ -79,7 +79,6 @@ def bench(quick: bool) -> Result:
 
 
 def _setting(setting: DividedSetting, quick: bool) -> dict[str, DividedRun]:
-    """Measure each division on one machine, in turn."""
     sequences = {side: _most(setting) if kv == "gpu" else REQUESTS for side, kv in SIDES.items()}
     found: dict[str, DividedRun] = {}
     for _ in range(1 if quick else ROUNDS):

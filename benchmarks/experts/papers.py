@@ -188,7 +188,10 @@ def _machines(shapes: dict[str, ModelShape]) -> Iterator[Row]:
 
 
 def _both(problem: BatchProblem) -> tuple[float, float]:
-    """Return the tokens per second of our policy and of FlexGen's; 0 if FlexGen's program finds no policy that fits."""
+    """Return the tokens per second of TPI's policy and of FlexGen's.
+
+    The second is 0 if FlexGen's program finds no policy that fits.
+    """
     return throughput(problem, best_policy(problem).policy), _theirs(problem)
 
 

@@ -53,7 +53,7 @@ async def _streamed(model: Model) -> None:
 
 
 def _tools(model: Model, *others: Any) -> None:
-    """Require a call of a tool in the first turn, and an answer in the second, where the tool is no longer offered."""
+    """Have the model call a tool in the first turn, and answer in the second, where the tool is no longer offered."""
     called: list[str] = []
 
     @function_tool(is_enabled=lambda context, agent: not called)  # type: ignore[untyped-decorator]
@@ -74,12 +74,12 @@ def _schema(model: Model) -> None:
 
 
 def plain(server: Server) -> None:
-    """Ask one question by chat completions."""
+    """Ask one question by chat completions and check the answer."""
     _plain(_model(server, by_chat=True))
 
 
 def stream(server: Server) -> None:
-    """Ask the question in a stream."""
+    """Ask the question in a stream and check the text."""
     asyncio.run(_streamed(_model(server, by_chat=True)))
 
 

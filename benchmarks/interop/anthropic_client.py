@@ -33,14 +33,14 @@ def models(server: Server) -> None:
 
 
 def plain(server: Server) -> None:
-    """Ask one question, and count its tokens."""
+    """Ask one question, check the answer, and count the tokens of the question."""
     got: Any = claude(server).messages.create(model=server.model, messages=ASK, max_tokens=20, extra_body=GREEDY)
     expect("Paris" in got.content[0].text, got)
     expect(claude(server).messages.count_tokens(model=server.model, messages=ASK).input_tokens > 10, "count_tokens")
 
 
 def stream(server: Server) -> None:
-    """Ask the question in a stream."""
+    """Ask the question in a stream, and check the text and the usage."""
     with claude(server).messages.stream(model=server.model, messages=ASK, max_tokens=20, extra_body=GREEDY) as events:
         expect("Paris" in "".join(events.text_stream), "the text")
         expect(events.get_final_message().usage.output_tokens, "usage")

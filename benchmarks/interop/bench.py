@@ -61,7 +61,6 @@ def bench(quick: bool) -> Result:
 
 
 def _result(rows: Sequence[Row]) -> Result:
-    """Return the table of clients, and the table of failures."""
     tried = [(row, kind, str(row[kind])) for row in rows for kind in KINDS if row[kind]]
     failed: list[Row] = [
         {"client": row["client"], "check": kind, "because": said} for row, kind, said in tried if said != _PASSED
@@ -78,7 +77,11 @@ def _result(rows: Sequence[Row]) -> Result:
 def _tried(
     server: Running, name: str, version: str, command: Sequence[str], folder: Path, more: Mapping[str, str]
 ) -> Row:
-    """Run one client's checks; a client without output has failed all checks."""
+    """Run the checks of one client and return its row of the table.
+
+    Raises:
+        RuntimeError: if the client failed or printed nothing.
+    """
     begun = perf_counter()
     environment = os.environ | more
     done = subprocess.run(
@@ -108,7 +111,7 @@ def _script(node: Path, name: str) -> tuple[list[str], Path, dict[str, str]]:
 
 
 def _python(folder: Path, distributions: Sequence[str]) -> Path:
-    """Make an environment with these distributions and return its interpreter."""
+    """Make a virtual environment with `distributions` and return its interpreter."""
     venv.create(folder, with_pip=True)
     python = folder / "bin/python"
     _run([str(python), "-m", "pip", "install", "-q", *distributions], folder)
@@ -121,7 +124,6 @@ def _version(python: Path, distribution: str) -> str:
 
 
 def _node(folder: Path) -> Path:
-    """Install the AI SDK into a folder and return it."""
     folder.mkdir()
     (folder / "package.json").write_text('{"type": "module", "private": true}')
     _run(["npm", "install", "--no-audit", "--no-fund", "--silent", "ai", "zod", *_NODE.values()], folder)

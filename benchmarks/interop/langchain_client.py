@@ -34,13 +34,13 @@ def chat(server: Server, **more: Any) -> ChatOpenAI:
 
 
 def plain(server: Server) -> None:
-    """Ask one question."""
+    """Ask one question, and check the answer and the usage."""
     got = chat(server).invoke(TEXT)
     expect("Paris" in got.text and got.usage_metadata, got)
 
 
 def stream(server: Server) -> None:
-    """Ask the question in a stream."""
+    """Ask the question in a stream and check the text."""
     expect("Paris" in "".join(part.text for part in chat(server).stream(TEXT)), "the text")
 
 

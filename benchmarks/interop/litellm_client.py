@@ -29,7 +29,7 @@ def models(server: Server) -> None:
 
 
 def plain(server: Server) -> None:
-    """Ask one question in each form."""
+    """Ask one question in each form and check the answers."""
     for provider in ("openai", "anthropic"):
         expect("Paris" in asked(server, provider).choices[0].message.content, provider)
 

@@ -35,12 +35,12 @@ def models(server: Server) -> None:
 
 
 def plain(server: Server) -> None:
-    """Ask one question."""
+    """Ask one question and check the answer."""
     expect("Paris" in llm(server, TEXT, "--no-stream", *GREEDY).stdout, "the text")
 
 
 def stream(server: Server) -> None:
-    """Ask the question in a stream."""
+    """Ask the question in a stream and check the text."""
     expect("Paris" in llm(server, TEXT, *GREEDY).stdout, "the text")
 
 

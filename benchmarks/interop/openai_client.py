@@ -32,7 +32,7 @@ def models(server: Server) -> None:
 
 
 def plain(server: Server) -> None:
-    """Ask one question."""
+    """Ask one question, and check the answer and the usage."""
     got = ai(server).chat.completions.create(model=server.model, messages=ASK, max_tokens=20, temperature=0)
     expect("Paris" in str(got.choices[0].message.content), got)
     expect(got.usage and got.usage.completion_tokens, "usage")

@@ -74,7 +74,10 @@ def stream(server: Server) -> None:
 
 
 def _tools(model: Model[Any]) -> None:
-    """Call a tool, which is offered once, and then the tool that returns the output: each step must call a tool."""
+    """Have the model call a tool, which is offered once, and then the tool that returns the output.
+
+    Each step of the model must call a tool.
+    """
     called: list[str] = []
     agent = Agent(model, output_type=ToolOutput(Trip), model_settings=SETTINGS)
 

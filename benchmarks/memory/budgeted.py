@@ -90,7 +90,7 @@ def pooled(runs: Sequence[Figures]) -> Figures:
 
 
 def measured(pack: Path, budget: int, seconds: float, rounds: int) -> Figures:
-    """Measure one budget in a child process, in rounds of about `seconds` each; return its figures."""
+    """Measure one budget in a child process, in rounds of about `seconds` each. Return the figures of the budget."""
     command = [sys.executable, "-m", "benchmarks.memory.budgeted", str(pack), str(budget), str(seconds), str(rounds)]
     done = run(command, stdout=PIPE, text=True, check=True, cwd=Path(__file__).parents[2])
     found = json.loads(done.stdout.splitlines()[-1])
@@ -98,7 +98,7 @@ def measured(pack: Path, budget: int, seconds: float, rounds: int) -> Figures:
 
 
 def decode(session: Session, tokens: int, mark: Callable[[], None] = lambda: None) -> float:
-    """Return the tokens per second after the first token; call `mark` at the first."""
+    """Generate `tokens` tokens after the first, and return how many there were per second. Call `mark` at the first."""
     limits, greedy = AnswerLimits(tokens + 1, ignore_eos=True), Sampler(Sampling(temperature=0))
     with session.answering() as engine:
         return answer(engine, session.tokenizer, PROMPT, greedy, limits, mark=mark).decode_rate
@@ -118,7 +118,7 @@ def raw_speed(pack: Pack, disk: DiskSpeed, size: int = _RAW_BYTES, seconds: floa
 
 
 class _Pair:
-    """A session within the budget, and a session with all weights in memory."""
+    """A session within the memory budget, and a session with all weights in memory."""
 
     def __init__(self, budgeted: Session, whole: Session, seconds: float) -> None:
         self._budgeted, self._whole = budgeted, whole
@@ -128,7 +128,6 @@ class _Pair:
         )
 
     def rounds(self, number: int) -> list[Round]:
-        """Measure `number` rounds."""
         looks, speeds, streamed = [self._look()], list[float](), list[float]()
         for _ in range(number):
             before = self._budgeted.figures.stats()[0]
@@ -145,12 +144,12 @@ class _Pair:
         ]
 
     def _look(self) -> tuple[float, float]:
-        """Measure the disk once the ring is full and its loader is idle, then the speed with all weights resident."""
+        """Measure the disk while the node does not read from it, then the speed with all weights in memory."""
         return raw_speed(self._budgeted.pack, self._disk), decode(self._whole, self._whole_tokens)
 
 
 def main(path: str, budget: int, seconds: float, rounds: int) -> None:
-    """Measure one budget; the entry point of the child process."""
+    """Measure one budget, as the child process does."""
     with Session(RunOptions(path, context=CONTEXT, memory=budget)) as session:
         decode(session, _FEWEST)
         peak = {"peak_rss_bytes": session.figures.report()[0].peak_rss_bytes}

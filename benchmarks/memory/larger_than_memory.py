@@ -63,7 +63,7 @@ class Trial:
 
 @dataclass
 class _Looks:
-    """Measurements in turn: bytes per second of the disk, and tokens per second."""
+    """Measurements taken in turn: bytes per second of the disk, and tokens per second."""
 
     disk: list[float] = field(default_factory=list)
     speed: list[float] = field(default_factory=list)
@@ -90,7 +90,7 @@ def bench(quick: bool) -> Result:
 
 
 def _in_turns(pack: Pack, budgets: Sequence[int], turns: int, seconds: float, rounds: int) -> list[Figures]:
-    """Return the pooled figures of each budget, from `turns` processes of each, in turn."""
+    """Return the figures of each budget, pooled from `turns` processes. The budgets take turns."""
     figures: list[list[Figures]] = [[] for _ in budgets]
     for _ in range(turns):
         for budget, known in zip(budgets, figures, strict=True):
@@ -132,7 +132,10 @@ def side_by_side(pack: Pack, rounds: int) -> Table:
 
 
 def _parity(everything: RunOptions, unscheduled: RunOptions, loads: int, count: int) -> Iterator[float]:
-    """Yield the speed of one placement over the other, in `count` pairs after each of `loads` loads of both."""
+    """Yield the speed of `everything` over that of `unscheduled`, in `count` pairs after each of `loads` loads.
+
+    Both are loaded anew each time, and which of the two is loaded first alternates.
+    """
     for load in range(loads):
         if load % 2:
             yield from (1 / ratio for ratio in pairs(unscheduled, everything, count, PARITY_TOKENS))
@@ -145,7 +148,10 @@ def _placed(pack: Pack, budget: int) -> RunOptions:
 
 
 def _step(pack: Pack, smaller: Trial, larger: Trial, count: int) -> float:
-    """Return the speed at the larger budget over the speed at the smaller one."""
+    """Return the speed at the larger budget over the speed at the smaller one.
+
+    If the measured ratio is close to 1, the two are measured again in alternating pairs.
+    """
     ratio = larger.figures.speed / smaller.figures.speed
     if ratio >= 1 + NEAR:
         return ratio

@@ -88,7 +88,6 @@ def run_in_group(limit: int, command: Sequence[str]) -> tuple[dict[str, Any] | s
 
 
 def _drop_cache(folder: Path) -> None:
-    """Drop the files of `folder` from the kernel's page cache."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

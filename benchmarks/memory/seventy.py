@@ -83,7 +83,7 @@ def _element(size: tuple[int, ...], vocabulary: object) -> Element:
 
 
 def _factors(element: Element, inputs: int, random: Bytes) -> Bytes:
-    """Return a group's first four bytes: a scale that gives rows length 1, and for Q4_1 the minimum."""
+    """Return the first four bytes of a group: a scale that gives rows the length 1, and for Q4_1 the minimum."""
     wanted = inputs**-0.5 / (4.6 if element is _Q4_1 else 74.0)  # the deviation of the codes 0..15, and -128..127
     scale = np.float16(wanted)
     if element is _Q4_1:

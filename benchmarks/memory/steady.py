@@ -40,7 +40,7 @@ these disks, and the stall with that setting. So costs measured with one placeme
 
 
 def bench(quick: bool) -> Result:
-    """Compare predicted with measured waits for the disk, in three tables."""
+    """Compare the predicted waits for the disk with measured ones, in three tables."""
     pack = open_model(str(smollm2().path), "auto", default_cache())
     tokens = 6 if quick else SAMPLES
     hidden = [_hidden(pack, window, tokens) for window in (1, 2, 3, 4)]
@@ -95,7 +95,7 @@ def _grid(pack: Pack, speeds: tuple[float, ...], names: list[str], tokens: int) 
 
 
 def _advised(pack: Pack, speed: float, tokens: int) -> Row:
-    """Measure a window of one, apply the advice on its waiting, and measure again."""
+    """Measure with a window of one layer, apply the advice that the waits lead to, and measure again."""
     disk = ThrottledDisk(DirectDisk(), speed)
     before, steady = _measure(pack, Setting(window=1, exchange=EXCHANGE), tokens, disk)
     better, advice = _advice(steady)

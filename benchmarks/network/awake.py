@@ -1,4 +1,4 @@
-"""Processors that never halt while a network of devices is emulated on them.
+"""Processors that never halt while they emulate a network of devices.
 
 If a virtual processor halts, the host can give its core to another guest. On a busy host it takes milliseconds to get
 the core back, as long as the emulated links take for a message. So each processor runs a process that keeps it busy and
@@ -16,7 +16,7 @@ _SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n for _ in rang
 
 @contextmanager
 def awake() -> Iterator[None]:
-    """Keep this process's processors from halting; do nothing if the system has no idle scheduling class."""
+    """Keep this process's processors from halting. Without an idle scheduling class in the system, do nothing."""
     with ExitStack() as spinning:
         if sys.platform == "linux":
             for processor in os.sched_getaffinity(0):

@@ -39,10 +39,10 @@ class Plan:
 
 
 class Contender(Protocol):
-    """The protocol of a collective, or of the baseline, to measure."""
+    """The interface of whatever is measured: a collective or the baseline."""
 
     def allreduce(self, partial: F32) -> F32:
-        """Return the sum of all partials."""
+        """Return the sum of the partial results of all nodes."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -81,9 +81,10 @@ class GroupNode:
         return open_group(name, spec, Endpoints(self.net, self._routers.get(name)))
 
     def run(self, contenders: dict[str, Contender]) -> dict[str, list[float]]:
-        """Return seconds per contender and payload: the median, over series of a few exchanges, of a series' mean.
+        """Return seconds for each contender and payload: the median over several series of each series' mean.
 
-        Single exchanges say little, because a node that is done early waits for the others in the next exchange.
+        A series is a few exchanges in a row. Single exchanges say little, because a node that is done early waits for
+        the others in the next exchange.
         """
         plan = self.plan
         partials = [np.ones(payload // 4, np.float32) for payload in plan.payloads]

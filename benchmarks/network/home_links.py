@@ -35,7 +35,6 @@ def bench(quick: bool) -> Result:
 
 
 def _medians(latency: float, rounds: int) -> dict[str, list[float]]:
-    """Return the median milliseconds by contender and payload."""
     plan = Plan((BASELINE, "star", "mesh", "two-shot"), "f32", PAYLOADS, rounds, 5, 0)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with Testbed.start(wheel(4, latency, 1000 * MEGABIT)) as bed:

@@ -75,7 +75,7 @@ _PAIRS = [(0, LAYERS // 2, (0, 1)), (LAYERS // 2, LAYERS, (2, 3))]
 
 
 def _measure(topology: Topology, turns: int) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Return, by layout, the measured and the predicted figures; the layouts take turns."""
+    """Return the measured and the predicted figures of each layout, by its name. The layouts take turns."""
     model, by_hand = str(llama_1b().path), _layouts(topology)
     memory = SMALL_MEMORY if topology.devices[0].memory else MASTER_MEMORY
     with home(topology) as place:
@@ -99,7 +99,7 @@ def _forecast(place: Home, model: str, memory: int, layouts: Mapping[str, Stages
 
 
 def _run(place: Home, model: str, memory: int, flags: Sequence[str]) -> dict[str, Any]:
-    """Return the seconds of a token and its parts: of each stage, the slowest node."""
+    """Return the seconds of a token and of its parts. The slowest node of a stage counts for the stage."""
     work = ("--memory", f"{memory}B", "--prompt-tokens", "4", "--gen-tokens", str(TOKENS))
     said = json.loads(place.run([*BENCH, "-m", model, *work, *flags]).splitlines()[-1])
     seconds = 1 / said["decode_tokens_per_s"]

@@ -127,7 +127,7 @@ def _follow(task: Task, pack: Pack, layers: Layers, before: socket.socket, after
 
 
 def _lead(task: Task, pack: Pack, layers: Layers, before: socket.socket, after: socket.socket) -> Iterator[float]:
-    """Yield the seconds of each token, embedding and head included."""
+    """Yield the seconds of each token on the first device, embedding and head included."""
     embedding, head = pack.embedding, pack.head
     tables = [(table.run("row"), _bytes(table)) for table in (embedding, head)]
     norm, token = NormSpec("rms", pack.config.norm_eps, pack.final.vectors()["norm"]), 1

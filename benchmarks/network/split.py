@@ -51,7 +51,7 @@ def bench(quick: bool) -> Result:
 
 
 def _compare(about: str, topology: Topology, turns: int, tokens: dict[str, int]) -> Row:
-    """Measure the splits in turn, `turns` times, with answers of `tokens[split]` tokens; return a row."""
+    """Measure the splits in turn, `turns` times, with answers of `tokens[split]` tokens. Return a row of the table."""
     model = str(llama_1b().path)
     with home(topology) as place:
         plan = place.plan(model, *REQUEST, TOKENS)

@@ -23,7 +23,7 @@ def receive(connection: socket.socket, view: memoryview) -> None:
 
 
 def prepared(connection: socket.socket) -> socket.socket:
-    """Disable Nagle's algorithm on `connection` and return it."""
+    """Disable Nagle's algorithm, which delays small messages, on `connection`, and return `connection`."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
@@ -37,7 +37,7 @@ class Master:
         self._total = np.empty(0, np.float32)
 
     def allreduce(self, partial: F32) -> F32:
-        """Return the sum of all partials."""
+        """Return the sum of the partial results of all ranks."""
         if self._total.size != partial.size:
             self._part, self._total = np.empty_like(partial), np.empty_like(partial)
         np.copyto(self._total, partial)
@@ -62,7 +62,7 @@ class Worker:
         self._total = np.empty(0, np.float32)
 
     def allreduce(self, partial: F32) -> F32:
-        """Return the sum of all partials."""
+        """Return the sum of the partial results of all ranks."""
         if self._total.size != partial.size:
             self._total = np.empty_like(partial)
         self._master.sendall(partial.data.cast("B"))

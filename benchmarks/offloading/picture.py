@@ -54,7 +54,7 @@ def spans_of_a_token(pipeline: Pipelining) -> list[Row]:
 
 
 def _last_token(computed: Sequence[Row]) -> tuple[int, int]:
-    """Return the beginning of the last token's first block, and the end of the last block that is drawn."""
+    """Return when the last token's first block begins, and when the last block that is drawn ends."""
     first = computed[0][1]
     starts = [at for at, (before, row) in enumerate(pairwise(computed), 1) if row[1] == first and before[1] != first]
     at = starts[-1]

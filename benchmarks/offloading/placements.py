@@ -56,7 +56,7 @@ def bench(quick: bool) -> Result:
 
 
 def _worst(found: list[Placed]) -> float:
-    """Return the largest ratio, over all machines, of the time of `auto`'s placement to that of the best placement."""
+    """Return how much slower `auto`'s placement is than the best one: the largest ratio of times over all machines."""
     ratios = []
     for gpu in {each.gpu for each in found}:
         mine = [each for each in found if each.gpu == gpu]

@@ -76,14 +76,14 @@ def markdown(section: Section) -> str:
 
 
 def _made(section: Section, last: Run) -> str:
-    """Describe the command, machine, date and commit of the figures."""
+    """Return a line with the command, the machine, the date and the commit of the figures."""
     many = f" · medians of {len(section.runs)} runs" if len(section.runs) > 1 else ""
     commit = last.commit or "commit not recorded"
     return f"`python -m benchmarks {section.name}` · {last.machine} · {last.date} · {commit}{many}"
 
 
 def _age(run: Run, measures: Sequence[str]) -> str:
-    """Return a sentence on how old the figures are; empty if the code is as `run` measured it."""
+    """Return a sentence on how old the figures are, or an empty string if the code is still as `run` measured it."""
     if not run.code:
         return "Measured before commits were recorded, so the code of these figures is not known."
     if run.code == digest(measures):

@@ -52,7 +52,7 @@ def _rows(sections: Sequence[tuple[Result, str]]) -> list[Row]:
 
 
 def _closest(checks: Sequence[Check]) -> str:
-    """Describe the check that is closest to its bound, as a share of the bound: a broken check if there is any."""
+    """Describe the check that is closest to its bound, as a share of the bound. A broken check is always closest."""
     if not checks:
         return "no promise"
     least = min(checks, key=_room)

@@ -22,7 +22,10 @@ def shown(runs: Sequence[Run], code: str) -> list[Run]:
 
 
 def typical(runs: Sequence[Run]) -> Result:
-    """Return the last run's result with the medians of all runs that have the same tables, checks and plots."""
+    """Return the result of the last run, with medians in place of its figures.
+
+    The medians are over all runs that have the same tables, checks and plots.
+    """
     last = runs[-1].result
     alike = [run.result for run in runs if _shape(run.result) == _shape(last)]
     return replace(
@@ -57,7 +60,7 @@ def _row(rows: Sequence[Row]) -> Row:
 def _cell(cells: Sequence[Cell]) -> Cell:
     """Return the median of the cells of one place in the tables of several runs.
 
-    For texts that differ only in numbers, each number becomes its median. For other texts, return the last one.
+    In texts that differ only in numbers, each number becomes its median. Of other texts, the last one is returned.
     """
     last = cells[-1]
     if isinstance(last, str):

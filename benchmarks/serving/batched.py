@@ -49,7 +49,7 @@ class Batches:
         return list(room[: lib.llama_tokenize(self.vocab, raw, len(raw), room, len(room), True, True)])
 
     def _step(self, rows: list[tuple[int, int, int]]) -> list[int]:
-        """Return the best next token after each (token, position, sequence)."""
+        """Return the best next token after each row, which is a token, its position and its sequence."""
         batch = self.batch
         batch.n_tokens = len(rows)
         for row, (token, position, sequence) in enumerate(rows):

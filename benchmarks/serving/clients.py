@@ -51,7 +51,7 @@ async def _connected(host: str, port: int) -> socket.socket:
 
 
 async def _end(reader: asyncio.StreamReader, pauses: int) -> str:
-    """Read to the end and keep only the last lines; pause after each of the first reads."""
+    """Read the answer to its end, pausing after each of the first `pauses` reads. Return how the stream ended."""
     status = (await reader.readline()).split(b" ")[1:2]
     if status != [b"200"]:
         return status[0].decode() if status else "cut"

@@ -130,7 +130,7 @@ def _crowd(server: Running, count: int) -> "Counter[str]":
 
 
 def _left(server: Running) -> int:
-    """Return the requests under way and the pages in use, once no client is connected."""
+    """Return how many requests are under way and pages in use, once no client is connected."""
     for _ in range(100):
         house = httpx.get(f"{server.url}/house", timeout=60).json()
         left = int(house["running"] + house["waiting"] + house["pages"]["held"])

@@ -52,7 +52,7 @@ def gaps_beside(tokens: int, answers: int = 1) -> Gaps:
 
 
 def _steps(engine: Engine, tokens: int, answers: int) -> Iterator[float]:
-    """Yield the seconds of each step until the prompt has its first token."""
+    """Yield the seconds of each step until the first token after the prompt is generated."""
     others = [_request(engine, [number + 1, 2, 3], _ANSWERS) for number in range(answers)]
     for _ in range(_WARM if others else 0):
         engine.step()

@@ -50,7 +50,7 @@ def bench(quick: bool) -> Result:
 
 
 def _asks(stack: ExitStack, folder: Path, workers: list[Laptop]) -> Mapping[str, Callable[[], None]]:
-    """Return, for each client by name, a function that asks it a question and returns when the answer is complete."""
+    """Return, for each client by name, a function that asks the client a question and waits for the complete answer."""
     served, own = (",".join(one.address for one in pair) for pair in (workers[:2], workers[2:]))
     server = stack.enter_context(running("-c", "2048", "--workers", served))
     by_url = stack.enter_context(_chat("--url", server.url))

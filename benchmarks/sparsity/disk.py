@@ -99,7 +99,7 @@ def _deployment(pack: Pack, cache: Path, kind: Kind) -> Deployment:
 
 
 def _by_turns(deployments: list[Deployment], rounds: int) -> tuple[list[list[float]], list[RecordStats]]:
-    """Return the seconds a token of each round, and all reads, by deployment; warm-up does not count."""
+    """Return the seconds per token in each round, and all reads, for each deployment. Warm-up does not count."""
     paces = [_paces(deployment) for deployment in deployments]
     for pace in paces:
         for _ in range(WARM // TOKENS):

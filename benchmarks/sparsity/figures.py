@@ -97,7 +97,7 @@ def _ours(kernels: NativeKernels, spec: FfnSpec, data: Any, x: Any, active: Any)
 
 
 def _block(format: Format, up: Any, down: Any) -> tuple[FfnSpec, Any]:
-    """Make a feed-forward block of these matrices, `[neurons, hidden]`, as records."""
+    """Make a feed-forward block of the matrices `up` and `down`, `[neurons, hidden]`, in the record layout."""
     run = RunLayout(
         "neuron", "record", (Part("up", format, "row"), Part("down", format, "column")), 32, SIZE, len(up) // 32
     )
@@ -139,7 +139,6 @@ def batch_rows(batches: tuple[int, ...]) -> list[Row]:
 
 
 def _pair(engines: list[Engine], batch: int) -> list[float]:
-    """Return the seconds of a step of each engine, with `batch` different sequences."""
     return [_step_seconds(engine, batch) for engine in engines]
 
 

@@ -55,7 +55,7 @@ def _deployment(pack: Pack, cache: Path, sparsity: str) -> Deployment:
 
 
 def by_turns(deployments: list[Deployment], rounds: int) -> list[list[float]]:
-    """Return the seconds a token of each round, by deployment; the warm-up round does not count."""
+    """Return the seconds per token in each round, for each deployment. The warm-up round does not count."""
     pace = [_paces(deployment) for deployment in deployments]
     found: list[list[float]] = [[] for _ in deployments]
     for number in range(rounds + 1):

@@ -105,7 +105,7 @@ def _machine(pack: Pack, share: float) -> str:
 
 
 def _measured(pack: Pack, asked: list[tuple[str, str, Choose]], rounds: int) -> dict[str, SparseSteps]:
-    """Return the median round of each; all nodes are open at once, so that they can take turns."""
+    """Return the median round of each variant. All nodes are open at once, so that they can take turns."""
     found: dict[str, list[SparseSteps]] = {name: [] for name, _, _ in asked}
     with ExitStack() as stack:
         nodes = [(name, _opened(stack, pack, machine, decide)) for name, machine, decide in asked]

@@ -87,7 +87,7 @@ def _used(pack: Pack, tokens: I32) -> NeuronProfile:
 
 
 def _read(pack: Pack, cache: Path, asked: list[list[int]], gap: int) -> RecordStats:
-    """Generate the answers one after the other and return their reads."""
+    """Generate the answers one after the other, and return the counts of the reads that they needed."""
 
     def nothing_resident(case: Case) -> tuple[Budget, DiskSpeed]:
         budget, speed = case.budget(*case.host_part(None))

@@ -45,7 +45,7 @@ def bench(quick: bool) -> Result:
 
 
 def _compared(kernels: NativeKernels, sample: AttentionSample, rounds: int) -> tuple[Row, float]:
-    """Measure plain reading and attention in turn; return a row of medians, and the median share."""
+    """Measure plain reading and attention in turn. Return a row of medians, and the median ratio of the two speeds."""
     caches = [cache.view(np.uint8).reshape(-1) for cache in (sample.pages.keys[0], sample.pages.values[0])]
 
     def read() -> None:
@@ -60,7 +60,7 @@ def _compared(kernels: NativeKernels, sample: AttentionSample, rounds: int) -> t
 
 
 def _speed(call: Callable[[], object], nbytes: int) -> float:
-    """Return the bytes per second of a call that reads `nbytes`."""
+    """Return the bytes per second of `call`, which reads `nbytes` bytes."""
     begun = time.perf_counter()
     call()
     return nbytes / (time.perf_counter() - begun)

@@ -56,7 +56,7 @@ class Chat:
         os.close(inner)
 
     def ask(self) -> float:
-        """Return the seconds until the answer is complete; infinite if none comes."""
+        """Ask a question, and return the seconds until the answer is complete; infinity if none comes."""
         begun = time.monotonic()
         os.write(self._terminal, _QUESTION + b"\n")
         return time.monotonic() - begun if self._prompted(_QUESTION) else float("inf")
@@ -67,7 +67,7 @@ class Chat:
         self.ask()
 
     def _prompted(self, after: bytes) -> bool:
-        """Return True if the chat shows `after` and then asks for a line."""
+        """Return True as soon as the chat has shown `after` and then asks for a line, or False if it does not."""
         ends, seen = time.monotonic() + _PATIENCE_S, b""
         while time.monotonic() < ends and self.process.poll() is None:
             if select.select([self._terminal], [], [], 0.5)[0]:

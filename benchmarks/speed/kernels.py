@@ -1,4 +1,4 @@
-"""Speed of the native kernels against the memory's own read bandwidth, measured interleaved in the same run.
+"""Speed of the native kernels against the memory's own read bandwidth, with both measured in turn.
 
     python -m benchmarks.speed.kernels [--threads N] [--rounds N] [--json]
 
@@ -45,7 +45,7 @@ class Figure:
 
 
 class Pool:
-    """A buffer of bytes that are small weights in every format; each call of `take` returns the next bytes."""
+    """A buffer of bytes that are small weights in every format. Each call of `take` returns the next bytes."""
 
     def __init__(self) -> None:
         # no byte above 0x21: an f16 scale of any two of them is small and finite
@@ -53,7 +53,7 @@ class Pool:
         self._at = 0
 
     def take(self, count: int) -> U8:
-        """Take the next `count` bytes, from the start again after the end."""
+        """Return the next `count` bytes. After the end of the buffer, begin again at its start."""
         if self._at + count > len(self._bytes):
             self._at = 0
         self._at += count

@@ -41,7 +41,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Promises for one model: ratios to the better llama.cpp, and of decode to transformers."""
+    """Promises for one model, as ratios: to the better llama.cpp, and of decode to transformers."""
 
     decode: float
     prefill: float
@@ -78,7 +78,7 @@ def _metrics(work: Sequence[tuple[int, int]]) -> list[Metric]:
 
 
 def typical(turns: Turns, name: str, metric: Metric) -> float:
-    """Return the median of an engine's rounds."""
+    """Return the median of one figure over all rounds of the engine `name`."""
     return median(metric.of(turn) for turn in turns[metric.work][name] if turn)
 
 

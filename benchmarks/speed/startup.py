@@ -109,6 +109,6 @@ def heavy(modules: set[str]) -> list[str]:
 
 
 def _modules(listing: str) -> set[str]:
-    """Return the top-level names in the output of -X importtime."""
+    """Return the names of top-level modules in `listing`, which is the output of -X importtime."""
     found = re.findall(r"^import time:\s*\d+ \|\s*\d+ \|\s*([\w.]+)$", listing, re.MULTILINE)
     return {name.partition(".")[0] for name in found}

@@ -69,7 +69,7 @@ def output(module: str, *arguments: str) -> str:
 
 
 def _bandwidths(products: list[dict[str, Any]]) -> Bars:
-    """Return a plot of every quantised format next to plain reading, one group of bars per shape."""
+    """Return a plot of every quantised format next to plain reading, with one group of bars for each shape."""
     by_name = {row["name"]: float(row["value"]) for row in products}
     cases = [name.split() for name in by_name if name.startswith("q")]
     formats, shapes = (list(dict.fromkeys(case[i] for case in cases)) for i in (0, 1))

@@ -30,7 +30,10 @@ Generator = Callable[[Tokens, int], Iterator[int]]  # returns the requested numb
 
 @dataclass(frozen=True)
 class Spec:
-    """One engine: `kind` is tpi, llama.cpp or transformers; `threads` per node; TPI has `local` workers."""
+    """One engine: `kind` is tpi, llama.cpp or transformers.
+
+    `threads` are those of each node; TPI has `local` workers.
+    """
 
     kind: str
     model: str
@@ -211,7 +214,7 @@ def timed(generate: Generator, prompt: int, count: int) -> dict[str, float]:
 
 
 def serve(spec: Spec) -> None:
-    """Answer lines until stdin ends. Libraries that print go to stderr."""
+    """Answer the lines of stdin until it ends. What the libraries print goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with OPENERS[spec.kind](spec) as (generate, about):

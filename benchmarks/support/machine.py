@@ -46,7 +46,7 @@ class Neighbours:
 
 
 def _busy_s() -> float:
-    """Return the seconds that all processors spent on processes, including stolen time but not interrupts."""
+    """Return the seconds that all processors have worked, including stolen time but not the handling of interrupts."""
     user, nice, system, _, _, _, _, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK")
 

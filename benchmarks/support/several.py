@@ -42,7 +42,7 @@ def run_all(names: Sequence[str], limit: float | None, command: Callable[[str], 
 
 
 def lacking(benchmark: Benchmark) -> str:
-    """Name the missing requirements of a benchmark; empty if it can run."""
+    """Name the requirements of a benchmark that this machine lacks. The text is empty if the benchmark can run."""
     missing = [module for module in benchmark.extras if find_spec(module) is None]
     if benchmark.root and os.geteuid() != 0:
         missing.append("root")
@@ -50,7 +50,6 @@ def lacking(benchmark: Benchmark) -> str:
 
 
 def _run(name: str, command: list[str], until: float | None) -> str:
-    """Run one benchmark and return its outcome as text."""
     if missing := lacking(BENCHMARKS[name]):
         return f"left out: needs {missing}"
     left = None if until is None else until - time.monotonic()
@@ -66,7 +65,10 @@ def _run(name: str, command: list[str], until: float | None) -> str:
 
 
 def _child(command: Sequence[str], seconds: float | None) -> int | None:
-    """Run a command and return its exit status, or None if it exceeded `seconds`. Kill its process group."""
+    """Run a command and return its exit status, or None if it exceeded `seconds`.
+
+    All processes that the command has started are killed at the end.
+    """
     with subprocess.Popen(command, start_new_session=True) as process:
         try:
             return process.wait(seconds)

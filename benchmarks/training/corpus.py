@@ -1,6 +1,6 @@
 """The training text: documentation and sources of the running Python, in a fixed order.
 
-Whole files are held out, chosen by a hash of their name, so that training sees no line of them.
+Whole files are held out, chosen by a hash of their name, so that training sees none of their lines.
 """
 
 import ast
@@ -39,7 +39,7 @@ def named_documents(held: bool) -> Iterator[tuple[str, str]]:
 
 
 def _topics(path: Path) -> list[tuple[str, str]]:
-    """Return the topics and texts of Python's reference manual, as `help()` shows them."""
+    """Return the topics of Python's reference manual and their texts, as `help()` shows them."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             return sorted(ast.literal_eval(node.value).items())

@@ -58,8 +58,9 @@ class LayerUse:
 
 
 def measure(ids: Sequence[int], text_ids: Sequence[int]) -> dict[str, Any]:
-    """Measure the model in the tests' data: on `ids`, which were held out, and on `text_ids`, the part in the tests'
-    data.
+    """Measure the model in the tests' data on two texts.
+
+    `ids` are the tokens that were held out of its training, `text_ids` those of the text in the tests' data.
     """
     kernels, tokens = open_kernels(), cut_sequences(ids, LENGTH, MOST)
     seen: dict[int, list[Active]] = {}

@@ -98,14 +98,15 @@ def _pass(model: Any, ids: Any) -> tuple[Any, Any, Any]:
 
 
 def _choose(layer: Any, x: Any) -> Any:
-    """Choose experts `[tokens, used]` with the layer's router for `x`, `[sequences, length, hidden]`."""
+    """Choose experts `[tokens, used]` for `x`, `[sequences, length, hidden]`, by the router of `layer`."""
     scores = layer.post_attention_layernorm(x).flatten(0, 1) @ layer.mlp.gate.weight.T
     return scores.topk(layer.mlp.gate.top_k).indices.numpy().astype(np.uint16)
 
 
 def measure_mixture(ids: list[int], text_ids: list[int]) -> dict[str, Any]:
-    """Measure the mixture in the tests' data: on `ids`, which were held out, and on `text_ids`, the part in the tests'
-    data.
+    """Measure the mixture in the tests' data on two texts.
+
+    `ids` are the tokens that were held out of its training, `text_ids` those of the text in the tests' data.
     """
     with TemporaryDirectory() as folder:
         directory = write_trained(Path(folder, "model"), MIXTURE)

@@ -64,13 +64,13 @@ class Recipe:
 
 
 class Objective(Protocol):
-    """The protocol of an objective that the steps of a run minimise."""
+    """The interface of what the steps of a training run minimise."""
 
     def losses(self, batch: Any, progress: Progress) -> tuple[Any, Any]:
         """Return the surprise and the loss of `[sequences, length + 1]` ids, as two scalars of torch."""
 
     def after(self, progress: Progress) -> dict[str, float]:
-        """Update the objective after a step; return observations of the step."""
+        """Update the objective after a step, and return observations of the step."""
 
 
 Opener = Callable[[Any, Recipe], AbstractContextManager[Objective]]
@@ -162,7 +162,7 @@ def _step(model: Any, optimizer: Any, objective: Objective, tokens: U16, recipe:
 
 
 def _batch(tokens: U16, recipe: Recipe, step: int) -> np.ndarray[Any, Any]:
-    """Take `[sequences, length + 1]` token ids from places that the step's number determines."""
+    """Take `[sequences, length + 1]` token ids from places in the text that depend on the step's number."""
     starts = np.random.default_rng(step).integers(0, len(tokens) - recipe.length - 1, recipe.sequences)
     return np.stack([tokens[at : at + recipe.length + 1] for at in starts]).astype(np.int64)
 

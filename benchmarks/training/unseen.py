@@ -36,7 +36,7 @@ def learned() -> Iterator[str]:
 
 
 def validation() -> Iterator[str]:
-    """Yield the texts on which thresholds and widths are chosen."""
+    """Yield the texts with which thresholds and widths are chosen."""
     return (_middle(text, HELD) for name, text in named_documents(held=True) if not _for_test(name))
 
 
@@ -65,7 +65,7 @@ def _packages() -> set[str]:
 
 
 def _files(package: str) -> Iterator[Path]:
-    """Yield the package's sources, in an order that a hash decides."""
+    """Yield the source files of `package`, in an order that a hash decides."""
     try:
         files = metadata.files(package) or []
     except metadata.PackageNotFoundError:

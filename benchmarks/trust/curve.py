@@ -70,7 +70,7 @@ def policies(folder: Path) -> dict[bool, KeyPolicy]:
 
 
 def worker(folder: Path) -> None:
-    """Print the ports of this process's groups, then make the sums: the worker's side."""
+    """Print the ports of this process's groups, then compute the sums, as the worker."""
     with ExitStack() as stack:
         groups, ports = {}, []
         for keys, policy in policies(folder).items():
@@ -92,7 +92,7 @@ def other(folder: Path) -> Iterator[list[int]]:
 
 
 def measure() -> dict[tuple[bool, int], list[float]]:
-    """Measure the master's side; return the seconds of each round by (with keys, numbers in a sum)."""
+    """Compute the sums as the master. Return the seconds of each round by (with keys, numbers in a sum)."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         identity = KeyPolicy(folder).identity

@@ -61,7 +61,7 @@ class Patience:
 
     @property
     def wrong(self) -> int:
-        """The answers that failed or that differ from the first answer."""
+        """How many answers failed, or differ from the first answer."""
         return sum(one.status != 200 or one.text != self.answers[0].text for one in self.answers)
 
 
@@ -100,7 +100,6 @@ def _ended(process: "subprocess.Popen[Any]") -> Iterator["subprocess.Popen[Any]"
 
 @contextmanager
 def _served(bed: Testbed, model: Path, addresses: str, log: Path) -> Iterator[str]:
-    """Run `tpi serve` on the first device and yield its URL."""
     command = [*_COMMAND, "tpi.cli", "serve", "-m", str(model), "--workers", addresses, "--split", "1,1,1", "-t", "1",
                "--port", "0", "-q"]  # fmt: skip
     environment = os.environ | {"TPI_CACHE": str(log.parent / "a")}

@@ -28,7 +28,7 @@ _FULL, _QUICK = {"kill": 200, "freeze": 100}, {"kill": 6, "freeze": 3}
 
 
 def struck(session: Session, laptops: list[Laptop], seed: int, kind: str, said: list[float]) -> tuple[list[int], float]:
-    """Strike a worker during an answer, then restore it; return the answer's tokens and its longest pause in seconds.
+    """Strike a worker during an answer, then restore it. Return the answer's tokens and its longest pause in seconds.
 
     `said` holds the times at which the master reported that it goes on without a worker. The function replaces them by
     the delay of the first report after the fault.
@@ -46,7 +46,7 @@ def struck(session: Session, laptops: list[Laptop], seed: int, kind: str, said: 
 def measure(root: Path, counts: dict[str, int]) -> tuple[dict[str, Recoveries], list[str]]:
     """Measure the recoveries by kind of fault, and answers without a fault.
 
-    Also return a message for each answer that lost or changed a token.
+    The result also has a message for each answer that lost or changed a token.
     """
     model = make_model("llama", root / "model")
     found, changed = {kind: Recoveries() for kind in ("none", *counts)}, list[str]()
@@ -67,7 +67,7 @@ def measure(root: Path, counts: dict[str, int]) -> tuple[dict[str, Recoveries], 
 
 
 def _heard(session: Session) -> list[float]:
-    """Collect the moments at which the session reports, from now on, that it goes on without a worker."""
+    """Return a list to which the moments are added at which the session reports that it goes on without a worker."""
     moments: list[float] = []
 
     def warn(text: str) -> None:

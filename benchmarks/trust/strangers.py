@@ -130,7 +130,7 @@ def measure(root: Path, rounds: int) -> tuple[list[float], int]:
 
 
 def _round(master: Part, stranger: Part, sizes: list[int], worker: psutil.Process) -> float:
-    """Return the speed during connections over the speed alone; append the worker's resident bytes to `sizes`."""
+    """Return the speed during connections over the speed alone. Append the worker's resident bytes to `sizes`."""
     alone = _answered(master)
     stranger.say()
     stranger.hear()

@@ -115,7 +115,7 @@ def _read(lines: Iterator[str], said: list[float]) -> None:
 
 
 def together(url: str, at: Callable[[int], None] = lambda count: None) -> list[Heard]:
-    """Run eight streams at once to their ends; call `at` after each token with the number of tokens of all streams."""
+    """Run eight streams at once to their ends. After each token, call `at` with the number of tokens of all streams."""
     heard = [Heard() for _ in range(STREAMS)]
 
     def one_more() -> None:
@@ -173,7 +173,10 @@ def measure(root: Path, counts: dict[str, int]) -> Struck:
 def _strike(
     server: Server, laptops: list[Laptop], which: tuple[str, int], wanted: list[Heard], into: Recoveries
 ) -> list[str]:
-    """Make one fault under eight streams, and restore all workers; return a message for each wrong stream."""
+    """Make one fault under eight streams, and restore all workers. Return a message for each wrong stream.
+
+    The recovery is added to `into`.
+    """
     kind, seed = which
     with striking(kind, laptops, seed, STREAMS * LENGTH) as (strike, at):
         heard = together(server.url, at)
@@ -195,14 +198,14 @@ def _strike(
 
 
 def _whole(server: Server) -> bool:
-    """Generate a short answer, so that restored workers join; return True if all workers take part."""
+    """Generate a short answer, so that restored workers join. Return True if all workers take part."""
     body = {"prompt": "Hello", "max_tokens": 2, "temperature": 0}
     httpx.post(f"{server.url}/v1/completions", json=body, timeout=_TIMEOUT_S).raise_for_status()
     return len(httpx.get(f"{server.url}/house", timeout=_TIMEOUT_S).json()["nodes"]) == 1 + WORKERS
 
 
 def _left(server: Server, before: Counter[str]) -> list[str]:
-    """List the server's resources that it did not have before the first fault, once connections had time to close."""
+    """List the server's resources that it did not have before the first fault. Connections get time to close first."""
     together(server.url)
     give_up = monotonic() + _SETTLE_S
     while (more := server.left() - before) and monotonic() < give_up:
@@ -214,7 +217,10 @@ def _left(server: Server, before: Counter[str]) -> list[str]:
 
 
 def _files(root: Path) -> set[str]:
-    """Return the files below `root`, without cached shards and marks of live processes, and TPI's shared memory."""
+    """Return the files below `root` and those of TPI's shared memory.
+
+    Cached shards and the marks of live processes are left out.
+    """
     shared = Path("/dev/shm")
     names = {str(path) for path in root.rglob("*") if path.is_file() and not _kept(path)}
     return names | ({str(path) for path in shared.glob("tpi*")} if shared.is_dir() else set())

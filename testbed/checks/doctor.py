@@ -44,7 +44,10 @@ def examine() -> Iterator[Finding]:
 
 
 def _obstacles() -> Iterator[Finding]:
-    """Yield findings on whether this process may create namespaces and TUN devices, with advice for each obstacle."""
+    """Yield findings on whether this process may create namespaces and TUN devices.
+
+    Each obstacle comes with advice.
+    """
     if not Path("/proc/self/ns/net").exists():
         yield Finding("Linux", False, "this system has no network namespaces; use a machine with Linux", True)
         return
@@ -59,7 +62,6 @@ def _obstacles() -> Iterator[Finding]:
 
 
 def _namespaces() -> Finding:
-    """Try to create a network namespace."""
     try:
         os.close(new_namespace())
     except OSError as error:
@@ -69,7 +71,6 @@ def _namespaces() -> Finding:
 
 
 def _in_namespaces() -> Iterator[Finding]:
-    """Try the features that need a namespace."""
     yield _tun()
     for kind in ("netem", "tbf", "htb"):
         yes = has_qdisc(kind)

@@ -76,7 +76,10 @@ class HostProbe:
                     seen[source, target].append(arrived - sent)
 
     def _receive(self, target: int) -> tuple[float, bytes]:
-        """Read one packet of `target`; return the kernel's time of arrival in seconds, and the packet."""
+        """Read one packet that the device `target` received.
+
+        Return the kernel's time of arrival in seconds, and the packet.
+        """
         data, extra, _, _ = self._sockets[target].recvmsg(_LARGEST, 64)
         for level, kind, stamp in extra:
             if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
@@ -133,7 +136,8 @@ class HostProbe:
 def _rate(stamps: list[float], bits: int) -> float:
     """Return the bits per second of a train of packets of `bits` bits each.
 
-    It is the median over all parts of half the train's length, so a short stall does not change it.
+    Each packet is compared with the one half a train later. The median of these times counts, so that a short stall
+    does not change the result.
     """
     half = len(stamps) // 2
     if half == 0:

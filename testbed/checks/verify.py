@@ -101,9 +101,10 @@ def _round_trips(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | 
 
 
 def _bandwidths(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | None) -> list[LinkMeasurement]:
-    """Measure the bandwidth from each device to the next, the last one to the first.
+    """Measure the bandwidth from each device to the next one, and from the last device to the first.
 
-    This covers each device's own link in both directions. If `wanted` is not None, measure only the pairs in it.
+    Together these pairs cover each device's own link in both directions. If `wanted` is not None, only the pairs in it
+    are measured.
     """
     count = len(bed.topology.devices)
     results = []

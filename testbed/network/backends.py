@@ -17,7 +17,7 @@ class Backend(Protocol):
     mtu: int
 
     def serve(self, others: dict[int, Callable[[], bool]]) -> None:
-        """Run the network; call each handler in `others` when its descriptor is readable, until one returns False."""
+        """Run the network. Call a handler in `others` when its descriptor is readable, until one returns False."""
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
         """Return the functions for requests through `testbed.control`.
@@ -44,7 +44,7 @@ class TunBackend:
         self._link = TunLink(topology, tuns)
 
     def serve(self, others: dict[int, Callable[[], bool]]) -> None:
-        """Carry packets; call each handler in `others` when its descriptor is readable, until one returns False."""
+        """Carry packets. Call a handler in `others` when its descriptor is readable, until one returns False."""
         self._link.serve(others)
 
     def handlers(self) -> dict[str, Callable[..., Any]]:

@@ -51,7 +51,7 @@ class Emulator:
     def _along(self, source: str, target: str) -> list[int]:
         """Return the channels that a packet from `source` to `target` passes, in order.
 
-        They are, for each hop, the channel of the link and then the shared media (Wi-Fi) of the routers at its ends.
+        For each hop, these are the channel of the link and then the shared media (Wi-Fi) of the routers at its ends.
         """
         numbers = []
         for hop in self._topology.path(source, target):

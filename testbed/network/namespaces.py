@@ -35,7 +35,7 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 
 
 def _libc(name: str, *arguments: int) -> None:
-    """Call a C function that returns 0, or raise OSError."""
+    """Call a C function that returns 0. Raise OSError if it returns anything else."""
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*arguments) != 0:
         number = ctypes.get_errno()

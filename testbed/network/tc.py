@@ -27,7 +27,10 @@ _SWITCHES = (("ip_forward", "1"), ("conf/all/rp_filter", "0"), ("conf/default/rp
 
 @dataclass(frozen=True)
 class KernelRequest:
-    """One netlink request in the namespace of `node`. In `fields`, `peer` is a node, and `dev` an interface's name."""
+    """One netlink request in the namespace of `node`.
+
+    In `fields`, `peer` is the name of a node, and `dev` the name of an interface.
+    """
 
     node: str
     call: str  # method of IPRoute: link, addr, route, tc
@@ -74,7 +77,7 @@ def shaping(node: str, interface: str, link: HostLink, verb: str = "add") -> Ite
 
 
 def routes(topology: Topology, node: str) -> Iterator[KernelRequest]:
-    """Yield the routes at `node` to every device: the next hop on the paths that cross it."""
+    """Yield the routes at `node` to every device. Each names the next hop on a path that crosses the node."""
     own = [device.name for device in topology.devices]
     for target in own:
         for source in own:
@@ -90,7 +93,7 @@ def routes(topology: Topology, node: str) -> Iterator[KernelRequest]:
 
 
 def _cable(number: int, link: HostLink) -> Iterator[KernelRequest]:
-    """Yield the requests for a veth pair and its two transfer addresses, with both ends up."""
+    """Yield the requests that create a veth pair, give each end its transfer address, and set both ends up."""
     first, second = link.ends
     name = f"l{number}"
     yield KernelRequest(first, "link", "add", {"ifname": name, "kind": "veth", "peer": second})
@@ -100,7 +103,7 @@ def _cable(number: int, link: HostLink) -> Iterator[KernelRequest]:
 
 
 def _transfer(number: int, link: HostLink, end: str) -> str:
-    """Return the address of one end of link `number`, in a network of four addresses for the link."""
+    """Return the address of one end of link `number`. Each link has a network of four addresses."""
     base = 4 * number + 1 + link.ends.index(end)
     return f"10.78.{base >> 8}.{base & 255}"
 
@@ -141,7 +144,7 @@ class TcBackend:
         return {"seconds": time.monotonic() - self._started}
 
     def cut(self, device: str) -> None:
-        """Set the device's links down at their far ends, so that its programs see silence and not an error."""
+        """Set the links of the device down at their far ends, so that its programs see silence and not an error."""
         for number, _, far in self._cables(device):
             self._carry_out([KernelRequest(far, "link", "set", {"dev": f"l{number}", "state": "down"})])
 
@@ -153,7 +156,10 @@ class TcBackend:
             self._reshape(number, link)
 
     def slow(self, device: str, bandwidth: float | None, latency: float) -> None:
-        """Limit the device's links to `bandwidth` bits per second (None: their own), adding `latency` seconds."""
+        """Limit the links of the device to `bandwidth` bits per second and add `latency` seconds to their delay.
+
+        If `bandwidth` is None, the links keep their own.
+        """
         for number, link, _ in self._cables(device):
             rate = min(link.bandwidth, bandwidth or UNLIMITED)
             self._reshape(number, replace(link, bandwidth=rate, latency=link.latency + latency))
@@ -167,15 +173,15 @@ class TcBackend:
             self._carry_out(list(shaping(end, f"l{number}", link)))
 
     def _cables(self, device: str) -> Iterator[tuple[int, HostLink, str]]:
-        """Yield number, link and far end of each link of `device`."""
+        """Yield the number, the link and the far end of each link of `device`."""
         for number, link in enumerate(self._topology.links):
             if device in link.ends:
                 yield number, link, link.ends[1 - link.ends.index(device)]
 
     def _carry_out(self, requests: list[KernelRequest]) -> None:
-        """Send requests through one socket per namespace, in order within each.
+        """Send requests through one socket per namespace. Within a namespace they are sent in order.
 
-        Links are created before other requests.
+        Links are created before other requests are sent.
         """
         for cables in (True, False):
             for node, namespace in self._namespaces.items():

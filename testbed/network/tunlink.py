@@ -35,7 +35,7 @@ class TunLink:
         self.reset()
 
     def reset(self) -> None:
-        """Reset all totals."""
+        """Set all totals back to zero."""
         self._link.traffic = _link.Traffic()
         self._started, self._cpu_started = time.monotonic(), time.process_time()
         self._dropped = self.emulator.dropped
@@ -88,7 +88,10 @@ class TunLink:
             channel.latency, channel.seconds_per_byte = self._base[ends]
 
     def slow(self, device: str, bandwidth: float | None, latency: float) -> None:
-        """Limit the device's links to `bandwidth` bits per second (None: their own), adding `latency` seconds."""
+        """Limit the links of the device to `bandwidth` bits per second and add `latency` seconds to their delay.
+
+        If `bandwidth` is None, the links keep their own.
+        """
         for ends, channel in self._of(device).items():
             base, seconds_per_byte = self._base[ends]
             channel.latency = base + latency

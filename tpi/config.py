@@ -307,16 +307,18 @@ class ModelConfig:
         """The heads of recurrent layers, or None if these have no heads."""
         return self.delta or self.mamba
 
-    def state_values(self, values: int, keys: int) -> int:
+    def state_values(self, values: int, keys: int, later: int) -> int:
         """Return the number of float32 values of a sequence's state in a recurrent layer.
 
         `values` and `keys` are the numbers of vectors that each part of a node's units has in the runs of these names.
-        The channels of a short convolution count as values.
+        The channels of a short convolution count as values. The inputs of `later` further tokens are stored with the
+        state (`tpi.kernels.recurrent.spec`).
         """
         heads = self.state_heads
         if heads is None:
-            return (self.conv_taps - 1) * values
-        return values * heads.key + (heads.taps - 1) * (2 * keys + values)
+            return (self.conv_taps - 1 + later) * values
+        inputs = (heads.taps - 1 + later) * (2 * keys + values)
+        return values * heads.key + inputs + 2 * later * (values // heads.value)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import count
 
 from tpi.config import RECURRENT, ModelConfig
+from tpi.kernels.spec import LATER
 from tpi.net.fields import DIGEST_BYTES
 from tpi.net.messages import Assign, NodeOptions, PeerAddress, PredictorPlan, StagePlan, VectorPlan
 from tpi.pack.layout import BlockKind, RunLayout, RunName, recurrent_shapes
@@ -225,7 +226,7 @@ class NodePlan:
     def _state_size(self, block: NodeBlock) -> int:
         vectors = {name: shape.vectors or 0 for name, shape in recurrent_shapes(self.config)[block.kind].items()}
         held = {run.name: len(run.units.scaled(run.layout.width, vectors[run.name])) for run in block.runs}
-        return self.config.state_values(held["value"], held.get("key", 0))
+        return self.config.state_values(held["value"], held.get("key", 0), LATER)
 
     @property
     def neurons(self) -> int:

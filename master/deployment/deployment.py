@@ -106,7 +106,7 @@ class Deployment:
         self.at_once = at_once or Concurrency()
         recurrent = any(vocabulary.config.recurrent)
         self.pages = PagePool(limits.pages, StatePool(states_for(limits.pages)) if recurrent else None)
-        self.drafts = drafts and not recurrent
+        self.drafts = drafts
         self.mtp = mtp
         self._workers = workers
         self._resources = resources or ExitStack()

@@ -21,8 +21,8 @@ from worker.equipment import Equipment
 
 DTYPE = "q4"  # drafts need not be exact, and the smaller the weights, the sooner they are read
 NO_EFFECT = (
-    "--draft has no effect on a model with recurrent layers, or with experts that are not all in memory, nor with "
-    "--sparsity or an accelerator; leave it out"
+    "--draft has no effect on a model with experts that are not all in memory, nor with --sparsity or an accelerator; "
+    "leave it out"
 )
 
 

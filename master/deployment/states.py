@@ -1,9 +1,10 @@
 """Allocation of the states of recurrent layers: the master assigns states to slots, for all nodes.
 
-A slot holds a state of all recurrent layers, after some token of a sequence. A state cannot be cut back to an earlier
-token. Therefore the states after some full pages are *kept* under the key of the page, and a sequence that begins with
-the same tokens continues from the latest of them. A sequence never writes to a slot that is kept: its next step reads
-that slot and writes another one.
+A slot holds a state of all recurrent layers, after some token of a sequence. After a step of at most `STREAM_TOKENS`
+tokens, the sequence can continue after any of its tokens in that step (`tpi.kernels.recurrent.spec`): the position of
+its next step says after which one. A state cannot be cut back further. Therefore the states after some full pages are
+*kept* under the key of the page, and a sequence that begins with the same tokens continues from the latest of them. A
+sequence never writes to a slot that is kept: its next step reads that slot and writes another one.
 """
 
 from collections import Counter

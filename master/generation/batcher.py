@@ -11,7 +11,7 @@ from master.deployment.pages import PagePool
 from master.deployment.prefixindex import chain
 from master.deployment.states import StatePool
 from master.generation.sequence import Sequence
-from tpi.kernels.spec import PAGE_TOKENS
+from tpi.kernels.spec import PAGE_TOKENS, STREAM_TOKENS
 
 
 class Draft(Protocol):
@@ -139,13 +139,13 @@ class Batcher:
 
     def commit(self, work: SequenceOf[Work]) -> None:
         """Record that the step has run on every node: full pages can now be found by their contents."""
+        short = sum(item.count for item in work) <= STREAM_TOKENS
         for item in work:
             if not item.counts:
                 continue
-            sequence = item.sequence
-            self._computed(sequence, item.position + item.known)
-            if self.pages.states is not None:
-                sequence.advance(self.pages.states, item.count)
+            if self.pages.states is not None:  # in a short step, all tokens but the first can be dropped again
+                item.sequence.advance(self.pages.states, item.position + (1 if short else item.count))
+            self._computed(item, item.position + item.known)
 
     def accept(self, item: Work, right: int) -> None:
         """Record that the first `right` drafted tokens of `item` were computed and belong to the sequence now.
@@ -155,7 +155,7 @@ class Batcher:
         """
         sequence = item.sequence
         if right:
-            self._computed(sequence, item.position + item.known + right)
+            self._computed(item, item.position + item.known + right)
             sequence.sent = sequence.computed
         if sequence.ahead and sequence.pending and sequence.tokens[sequence.sent] == sequence.ahead[0]:
             sequence.sent += 1
@@ -163,11 +163,15 @@ class Batcher:
         else:
             sequence.drop_ahead()
 
-    def _computed(self, sequence: Sequence, tokens: int) -> None:
+    def _computed(self, item: Work, tokens: int) -> None:
+        """Record that the first `tokens` tokens of the item's sequence are computed."""
+        sequence = item.sequence
         sequence.computed = tokens
         for key in chain(sequence.tokens[:tokens], sequence.keys, sequence.client.salt):
             self.pages.contents.note(sequence.table[len(sequence.keys)], key)
             sequence.keys.append(key)
+        if self.pages.states is not None:
+            sequence.keep_state(self.pages.states, item.known == 1)
 
     def _with_draft(self, item: Work, drafts: Drafts, needed: int) -> Work:
         """Return `item` with as much of its draft as fits into the pages, of which `needed` must stay free."""

@@ -161,7 +161,12 @@ class Engine:
         return self.drafts and self.deployment.drafts
 
     def _most_of_each(self) -> int:
-        """Return how many steps each running request may have in flight, if all of them may have equally many."""
+        """Return how many steps each running request may have in flight, if all of them may have equally many.
+
+        In models with recurrent layers, it is one step.
+        """
+        if self.deployment.pages.states is not None:
+            return 1
         return self.deployment.most_in_flight // max(1, len(self.admission.running))
 
     def _in_turn(self, running: list[Request]) -> list[Request]:

@@ -35,7 +35,8 @@ class Sequence:
     cached: int | None = None
     client: Client = field(default_factory=Client)
     turn: int = 0  # set by the batcher: number of the step in which it last ran together with other clients
-    state: int | None = None  # the slot with the state of recurrent layers after `computed` tokens
+    state: int | None = None  # the slot with the state of recurrent layers, from which the sequence continues
+    since: int = 0  # the sequence can continue from `state` after `since` tokens, or after more of the computed ones
     writing: int | None = None  # the slot that the next step writes
     mark: Key | None = None  # the key under which the latest state of its answer is kept
 
@@ -73,7 +74,7 @@ class Sequence:
         """Drop all but the first `tokens` tokens. A shared page that is then not full is computed again."""
         pages.truncate(self.table, tokens)
         del self.tokens[tokens:]
-        behind = self.computed > min(tokens, len(self.table) * PAGE_TOKENS)
+        behind = self.since > min(tokens, len(self.table) * PAGE_TOKENS)
         self.computed = min(self.computed, tokens, len(self.table) * PAGE_TOKENS)
         self.announced = min(self.announced, len(self.table))
         del self.keys[self.computed // PAGE_TOKENS :]
@@ -82,17 +83,21 @@ class Sequence:
         self.sent, self.life = self.computed, self.life + 1
         self.ahead.clear()
 
-    def advance(self, states: StatePool, tokens: int) -> None:
-        """Take over the state that a step of `tokens` tokens wrote; keep it if the sequence now ends with a page.
-
-        While an answer is decoded, only its latest state is kept, so that a long answer leaves slots for others.
-        """
+    def advance(self, states: StatePool, since: int) -> None:
+        """Take over the state that a step wrote, from which the sequence can continue after `since` tokens or more."""
         if self.state is not None and self.state != self.writing:
             states.release(self.state)
-        self.state, self.writing = self.writing, None
-        if self.state is None or not self.computed or self.computed % PAGE_TOKENS or not self.keys:
+        self.state, self.writing, self.since = self.writing, None, since
+
+    def keep_state(self, states: StatePool, answer: bool) -> None:
+        """Keep the state for other sequences if they can continue from it after the last full page.
+
+        While an `answer` is decoded, only its latest state is kept, so that a long answer leaves slots for others.
+        """
+        end = len(self.keys) * PAGE_TOKENS
+        if self.state is None or not self.since <= end <= self.computed or not end:
             return
-        if states.keep(self.state, self.keys[-1]) and tokens == 1:
+        if states.keep(self.state, self.keys[-1]) and answer:
             if self.mark is not None:
                 states.drop(self.mark)
             self.mark = self.keys[-1]
@@ -103,7 +108,7 @@ class Sequence:
         """
         self._release_state(states)
         count, self.state = states.find(self.keys[: self.computed // PAGE_TOKENS])
-        self.computed = count * PAGE_TOKENS
+        self.computed = self.since = count * PAGE_TOKENS
         pages.truncate(self.table, self.computed)
         self.announced = min(self.announced, len(self.table))
         del self.keys[count:]
@@ -134,6 +139,6 @@ class Sequence:
         """
         self.table, self.keys = [], []
         self.state = self.writing = self.mark = None
-        self.computed = self.sent = self.announced = 0
+        self.computed = self.since = self.sent = self.announced = 0
         self.ahead.clear()
         self.life += 1

@@ -159,7 +159,7 @@ def _case(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tuple[M
         warn(f"the accelerator is left out: only the CPU computes the {part} of {shape.config.family} models")
         machine = replace(machine, accelerator=None, more=())
     node = replace(node, machine=machine)
-    _refuse_draft(shape, bool(machine.cards), flags)
+    _refuse_draft(bool(machine.cards), flags)
     options = OffloadOptions(flags["weights"], flags["kv"], flags["pipeline"])
     return shape, node, planning_case(shape, node.machine, _request(shape, flags), options, flags["kv_dtype"])
 
@@ -172,11 +172,11 @@ def _draft_bytes(machine: NodeMachine, cache: Path, flags: dict[str, Any]) -> in
     return draft_bytes(flags["draft"], cache, machine, flags["context"])
 
 
-def _refuse_draft(shape: ModelShape, accelerated: bool, flags: dict[str, Any]) -> None:
+def _refuse_draft(accelerated: bool, flags: dict[str, Any]) -> None:
     if flags["draft"] is not None:
         from master.planning.draft import refuse_draft
 
-        refuse_draft(shape, accelerated)
+        refuse_draft(accelerated)
 
 
 def _request(shape: ModelShape, flags: dict[str, Any]) -> Workload:
@@ -200,7 +200,7 @@ def _plan_home(
     room = sum(machine.memory for machine in home.machines)
     shape = model_shape(model, dtype, cache, room, len(home.machines))
     home = replace(home, cards=()) if shape.config.host_only else home
-    _refuse_draft(shape, bool(home.cards), flags)
+    _refuse_draft(bool(home.cards), flags)
     staged = flags["stages"] not in (AUTO, ONE)
     asked = HomeModel(shape, home, _request(shape, flags), flags["kv_dtype"], flags["batch"])
     left = (several_cards(machine) for machine in home.batching)

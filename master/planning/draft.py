@@ -5,7 +5,7 @@ from pathlib import Path
 from master.deployment.draft import DTYPE, NO_EFFECT, refuse_recurrent, refuse_streamed
 from master.options import DEFAULT_CONTEXT
 from master.planning.problem import planning_case
-from master.planning.shapes import ModelShape, model_shape
+from master.planning.shapes import model_shape
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.work import Workload
 from tpi.errors import PlanError, UsageError
@@ -40,11 +40,7 @@ def draft_bytes(draft: str, cache: Path, machine: NodeMachine, context: int | No
     return budget.used
 
 
-def refuse_draft(shape: ModelShape, accelerated: bool) -> None:
-    """Refuse drafts where a run refuses them: for some models, and with an accelerator (`accelerated`).
-
-    Raises:
-        UsageError: if a model of this `shape`, or an accelerator, cannot have drafts.
-    """
-    if any(shape.config.recurrent) or accelerated:
+def refuse_draft(accelerated: bool) -> None:
+    """Raise UsageError if an accelerator takes part (`accelerated`): a run then has no drafts."""
+    if accelerated:
         raise UsageError(NO_EFFECT)

@@ -301,7 +301,10 @@ def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -
     each = [config.at_layer(layer) for layer in range(config.layers)]
     kv = KvPages.of_layers({at: (own.kv_heads, own.head_dim) for at, own in enumerate(each)}, blocks, "f32")
     batch = Batch(
-        positions, np.zeros_like(positions), np.arange(blocks, dtype=np.int32)[None], np.array([[-1, 0]], np.int32)
+        positions,
+        np.zeros_like(positions),
+        np.arange(blocks, dtype=np.int32)[None],
+        np.array([[-1, 0, 0, 0]], np.int32),
     )
     before: tuple[Joining, F32] | None = None
     for layer, halves in enumerate(pack.layers):

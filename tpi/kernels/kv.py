@@ -136,9 +136,9 @@ def states_for(pages: int) -> int:
 class States:
     """The states of the recurrent layers of one node: an array `[slots, values]` of each layer, float32.
 
-    A slot holds one sequence's state after some token. As with pages, the master alone assigns slots
-    (`master.deployment.states`). A step reads one slot of a sequence and may write another, so a slot that is kept for
-    other sequences is never changed.
+    A slot holds one sequence's state after some token, and the inputs of up to `LATER` later tokens. As with pages, the
+    master alone assigns slots (`master.deployment.states`). A step reads one slot of a sequence and may write another,
+    so a slot that is kept for other sequences is never changed.
     """
 
     slots: int

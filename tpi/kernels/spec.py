@@ -20,6 +20,7 @@ from tpi.kernels.normspec import NormSpec as NormSpec
 from tpi.kernels.normspec import QueryLatentSpec as QueryLatentSpec
 from tpi.kernels.normspec import SpreadNorm as SpreadNorm
 from tpi.kernels.normspec import WholeNorms as WholeNorms
+from tpi.kernels.recurrent.spec import LATER as LATER
 from tpi.kernels.recurrent.spec import ConvSpec as ConvSpec
 from tpi.kernels.recurrent.spec import DeltaSpec as DeltaSpec
 from tpi.kernels.recurrent.spec import HeadsSpec as HeadsSpec
@@ -326,8 +327,10 @@ class Batch:
         sequence: `[tokens]` int32, each token's row of `tables`.
         tables: `[sequences, max_blocks]` int32, page ids in order; entries past a sequence's end are not read. Pages
             that a sequence's new tokens are written to may not occur in another row.
-        states: `[sequences, 2]` int32, for models with recurrent layers: the state that each sequence continues from
-            (-1: zeros), and the state that the step writes, which no other row may read or write.
+        states: `[sequences, 4]` int32, for models with recurrent layers: the state that each sequence continues from
+            (-1: zeros); the state that the step writes, which no other row may read or write; how many of the later
+            tokens stored with the first state are taken; how many of the step's last tokens are stored with the second
+            as later tokens, which may not be all (`tpi.kernels.recurrent.spec`).
         per_layer: `[tokens, values]` float32, the embedding of each token for each layer, layer after layer; None for
             models without such embeddings.
     """
@@ -339,11 +342,16 @@ class Batch:
     per_layer: F32 | None = None
 
     def cut(self, tokens: slice) -> "Batch":
-        """Return the batch of some of its tokens; earlier tokens of their sequences must have been computed."""
+        """Return the batch of some of its tokens; earlier tokens of their sequences must have been computed.
+
+        Every token of the part changes its state.
+        """
         states = self.states
         if states is not None:
             begun = np.isin(np.arange(len(states)), self.sequence[: tokens.start or 0])
-            states = np.where(begun[:, None], states[:, 1:], states)
+            read, write, taken, _ = states.T
+            none = np.zeros_like(taken)
+            states = np.stack([np.where(begun, write, read), write, np.where(begun, none, taken), none], axis=1)
         own = None if self.per_layer is None else self.per_layer[tokens]
         return Batch(self.positions[tokens], self.sequence[tokens], self.tables, states, own)
 

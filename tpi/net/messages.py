@@ -254,7 +254,8 @@ class StepEntry:
 
     Its page table is the first `kept` pages of its table in the last step, followed by `appended`. `kept` is 0 at
     admission and after a new epoch. In models with recurrent layers, the sequence continues from the state in the slot
-    `read - 1` (0: from the beginning), and its state after these tokens is written to the slot `write - 1`.
+    `read - 1` (0: from the beginning), and its state after these tokens is written to the slot `write - 1`. If an
+    earlier step of at most `STREAM_TOKENS` tokens wrote the state, its tokens from `position` on did not count.
     """
 
     sequence: Id64

@@ -169,7 +169,8 @@ def _attend(config: ModelConfig, layer: int, block: PackBlock, x: F32, batch: Ba
 def _recur(config: ModelConfig, block: PackBlock, x: F32, batch: Batch, kernels: Kernels) -> F32:
     spec = recurrent_spec(config, [(run, Range(0, run.units)) for run in block.shape.runs], block.vectors())
     count = len(batch.tables)
-    slots = np.stack([np.full(count, -1, np.int32), np.arange(count, dtype=np.int32)], axis=1)
+    slots = np.zeros((count, 4), np.int32)
+    slots[:, 0], slots[:, 1] = -1, np.arange(count)
     data = np.concatenate([_units(block, run) for run in block.shape.runs])
     return kernels.recur(spec, data, x, np.zeros((count, spec.state_values), np.float32), replace(batch, states=slots))
 

@@ -283,4 +283,5 @@ def _remark(of: "Accelerators | DemandExperts | SparseNode | None") -> str:
 def _blank(tokens: int) -> Batch:
     """Return the batch of one sequence of `tokens` tokens in the pages from 0 on, which writes its state to slot 0."""
     table = np.arange(pages_for(tokens), dtype=np.int32)[None]
-    return Batch(np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32), table, np.array([[-1, 0]], np.int32))
+    states = np.array([[-1, 0, 0, 0]], np.int32)
+    return Batch(np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32), table, states)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tpi.errors import MessageError
-from tpi.kernels.spec import Batch
+from tpi.kernels.spec import STREAM_TOKENS, Batch
 from tpi.net.messages import StepEntry
 
 
@@ -20,6 +20,7 @@ class PageTables:
         """Create empty tables for `pages` pages of `page_tokens` tokens, and `states` recurrent states (0 for none)."""
         self._pages = pages
         self._states = states
+        self._held: dict[int, range] = {}  # by slot: the numbers of tokens from which its state can be continued
         self._page_tokens = page_tokens
         self._tables: dict[int, list[int]] = {}
 
@@ -28,7 +29,8 @@ class PageTables:
 
         Raises:
             MessageError: if a page or a state does not exist, if a table is too short for the tokens of its sequence,
-                or if two entries have the same sequence or touch the same state.
+                if a state does not continue at the position of its sequence, or if two entries have the same sequence
+                or touch the same state.
         """
         if len({entry.sequence for entry in entries}) < len(entries):
             raise MessageError("step names a sequence twice")
@@ -40,12 +42,11 @@ class PageTables:
         tables = [self._tables[entry.sequence] for entry in entries]
         longest = max(map(len, tables), default=0)
         padded = [table + [0] * (longest - len(table)) for table in tables]
-        states = [(entry.read - 1, entry.write - 1) for entry in entries] if self._states else None
         return Batch(
             np.array(positions, np.int32),
             np.array(rows, np.int32),
             np.array(padded, np.int32),
-            None if states is None else np.array(states, np.int32),
+            np.array(self._continue(entries, len(positions)), np.int32).reshape(-1, 4) if self._states else None,
         )
 
     def release(self, sequences: Iterable[int]) -> None:
@@ -67,6 +68,20 @@ class PageTables:
             raise MessageError("step writes a state that another sequence uses")
         if any(not entry.read and entry.position for entry in entries):
             raise MessageError("step continues a sequence without its state")
+        if any(entry.read and entry.position not in self._held.get(entry.read, ()) for entry in entries):
+            raise MessageError("step continues a sequence from a state of other tokens")
+
+    def _continue(self, entries: Sequence[StepEntry], tokens: int) -> list[tuple[int, int, int, int]]:
+        """Return the states of a step of `tokens` tokens, as `Batch.states` has them, and note what it will write."""
+        found = []
+        for entry in entries:
+            taken = entry.position - self._held[entry.read].start if entry.read else 0
+            later = entry.count - 1 if tokens <= STREAM_TOKENS else 0
+            found.append((entry.read - 1, entry.write - 1, taken, later))
+        for entry, (*_, later) in zip(entries, found, strict=True):
+            end = entry.position + entry.count
+            self._held[entry.write] = range(end - later, end + 1)
+        return found
 
     def _update(self, entry: StepEntry) -> None:
         table = self._tables.setdefault(entry.sequence, [])

@@ -96,7 +96,7 @@ class _Node:
 
     def part(self, x: F32, positions: npt.NDArray[np.int32]) -> MicroBatch:
         """Return a micro-batch of a step's tokens, at the input `x` of a block."""
-        states = np.array([[0 if positions[0] else -1, 0]], np.int32)
+        states = np.array([[0 if positions[0] else -1, 0, 0, 0]], np.int32)
         return MicroBatch(x, Batch(positions, np.zeros_like(positions), self._pages, states))
 
     def heads(self, number: int, part: MicroBatch) -> AttentionSegment | None:

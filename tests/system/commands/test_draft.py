@@ -12,6 +12,7 @@ from master.session import Session
 from tests.support.commands import run_json
 from tests.support.models import TinyModel
 from tests.support.weights.mtp import make_mtp
+from tpi.devices.options import DeviceOptions
 from tpi.errors import PlanError, UsageError
 
 FLAGS = ("-p", "Hello", "-n", "24", "--temp", "0")
@@ -48,23 +49,27 @@ def test_another_tokenizer_is_refused_with_both_names(model: str, other_tokens: 
     assert other_tokens in str(refused.value)
 
 
-def test_a_model_that_cannot_run_drafts_refuses_a_draft_model(
+def test_an_accelerator_and_a_draft_model_with_recurrent_layers_are_refused(
     model: str, cache: Path, tiny_model: Callable[[str], TinyModel]
 ) -> None:
+    devices = DeviceOptions(("emu:1GiB,stretch=1",))
     with (
         pytest.raises(UsageError, match="--draft has no effect"),
-        _session(str(tiny_model("qwen35").directory), model, cache),
+        Session(RunOptions(model, draft=model, cache=cache, devices=devices)),
     ):
         pass
     with pytest.raises(UsageError, match="recurrent layers"), _session(model, str(tiny_model("lfm2").directory), cache):
         pass
 
 
-def test_a_model_with_experts_can_have_a_draft_model(
-    model: str, cache: Path, tiny_model: Callable[[str], TinyModel]
+@pytest.mark.parametrize("family", ["mixtral", "qwen35"])
+def test_a_model_with_experts_or_recurrent_layers_can_have_a_draft_model(
+    family: str, model: str, cache: Path, tiny_model: Callable[[str], TinyModel]
 ) -> None:
-    with _session(str(tiny_model("mixtral").directory), model, cache) as session:
-        assert session.engine.deployment.drafts
+    large = str(tiny_model(family).directory)
+    plain = run_json("-m", large, *FLAGS, cache=cache)
+    drafted = run_json("-m", large, *FLAGS, "--draft", model, cache=cache)
+    assert drafted["token_ids"] == plain["token_ids"]
 
 
 def test_the_layer_for_prediction_takes_what_the_plan_leaves_of_the_memory(

@@ -1,74 +1,18 @@
 """Gated DeltaNet blocks: native against reference kernels, one piece against several, and the states that are kept."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.support.kernels.isas import over_isas
-from tests.support.kernels.kernel_cases import layout_of, native, norm_spec, normal, pack, reference
+from tests.support.kernels.kernel_cases import native, reference
+from tests.support.kernels.recurrent_cases import SLOTS, delta_case, settled, slots_of
 from tpi.config import Format
 from tpi.errors import KernelError
 from tpi.kernels.memory import buffer_bytes
-from tpi.kernels.spec import F32, U8, Batch, DeltaSpec
-from tpi.pack.layout import Part
 from tpi.pack.reader import Pack
-
-SLOTS = 6
-
-
-@dataclass(frozen=True)
-class DeltaCase:
-    spec: DeltaSpec
-    data: U8
-    x: F32
-    states: F32
-    batch: Batch
-
-
-def delta_case(
-    random: np.random.Generator,
-    *,
-    format: Format = "f32",
-    hidden: int = 64,
-    heads: int = 4,
-    key_heads: int = 2,
-    key: int = 16,
-    value: int = 32,
-    taps: int = 4,
-    lengths: tuple[int, ...] = (5,),
-    slots: tuple[tuple[int, int], ...] = ((-1, 0),),
-) -> DeltaCase:
-    """A random block: `lengths` are the tokens of each sequence in the step, `slots` their states."""
-    parts = [Part("v", format, "row"), Part("gate", format, "row"), Part("o", format, "column")]
-    values, value_data = pack(random, "value", layout_of(format), parts, value, hidden, heads)
-    keys, key_data = pack(
-        random, "key", layout_of(format), [Part(p, format, "row") for p in ("q", "k")], key, hidden, key_heads
-    )
-    spec = DeltaSpec(
-        values=values,
-        keys=keys,
-        heads=heads,
-        key_heads=key_heads,
-        key=key,
-        value=value,
-        taps=taps,
-        key_index=np.arange(heads, dtype=np.int32) * key_heads // heads,
-        norm=norm_spec(random, "rms", hidden),
-        a=normal(random, heads, hidden, scale=hidden**-0.5),
-        b=normal(random, heads, hidden, scale=hidden**-0.5),
-        decay=-np.exp(normal(random, heads)),
-        decay_bias=normal(random, heads),
-        conv_q=normal(random, key_heads * key, taps),
-        conv_k=normal(random, key_heads * key, taps),
-        conv_v=normal(random, heads * value, taps),
-        out_norm=normal(random, value),
-    )
-    rows = np.repeat(np.arange(len(lengths)), lengths).astype(np.int32)
-    batch = Batch(np.zeros(len(rows), np.int32), rows, np.zeros((len(lengths), 1), np.int32), np.array(slots, np.int32))
-    states = normal(random, SLOTS, spec.state_values)
-    return DeltaCase(spec, np.concatenate([value_data, key_data]), normal(random, len(rows), hidden), states, batch)
 
 
 @pytest.mark.parametrize("format", ["f32", "bf16", "q8", "q4"])
@@ -149,11 +93,12 @@ def test_a_prompt_in_pieces_ends_in_the_same_state(kernels: object, cuts: tuple[
     whole, states = kernels.recur(case.spec, case.data, case.x, case.states, case.batch), case.states.copy()  # type: ignore[attr-defined]
     pieces, read = [], -1
     for first, last in zip((0, *cuts), (*cuts, 80), strict=True):
-        batch = replace(case.batch.cut(slice(first, last)), states=np.array([[read, 3]], np.int32))
+        batch = replace(case.batch.cut(slice(first, last)), states=slots_of((read, 3)))
         pieces.append(kernels.recur(case.spec, case.data, case.x[first:last], states, batch))  # type: ignore[attr-defined]
         read = 3
     np.testing.assert_allclose(np.concatenate(pieces), whole, atol=3e-5)
-    np.testing.assert_allclose(states[3], case.states[0], atol=1e-5)
+    same = slice(settled(case.spec))
+    np.testing.assert_allclose(states[3, same], case.states[0, same], atol=1e-5)
 
 
 def test_a_state_that_is_read_stays_as_it_was() -> None:
@@ -166,9 +111,13 @@ def test_a_state_that_is_read_stays_as_it_was() -> None:
 
 def test_a_cut_batch_continues_from_the_state_that_its_first_part_wrote() -> None:
     case = delta_case(np.random.default_rng(7), lengths=(4, 4), slots=((2, 0), (-1, 1)))
-    assert case.batch.cut(slice(0, 2)).states.tolist() == [[2, 0], [-1, 1]]  # type: ignore[union-attr]
-    assert case.batch.cut(slice(2, 6)).states.tolist() == [[0, 0], [-1, 1]]  # type: ignore[union-attr]
-    assert case.batch.cut(slice(6, 8)).states.tolist() == [[0, 0], [1, 1]]  # type: ignore[union-attr]
+    batch = replace(case.batch, states=slots_of((2, 0), (-1, 1)) + np.array([[0, 0, 7, 0], [0, 0, 0, 0]], np.int32))
+    for part, states in (
+        (slice(0, 2), [[2, 0, 7, 0], [-1, 1, 0, 0]]),
+        (slice(2, 6), [[0, 0, 0, 0], [-1, 1, 0, 0]]),
+        (slice(6, 8), [[0, 0, 0, 0], [1, 1, 0, 0]]),
+    ):
+        assert batch.cut(part).states.tolist() == states  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("pair", [(-2, 0), (SLOTS, 0), (0, -1), (0, SLOTS)])

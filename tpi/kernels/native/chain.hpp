@@ -30,7 +30,7 @@ public:
     void experts(nb::object plan, nb::handle data, nb::tuple residual);
     // Run all blocks on x, in place; `partial` has the same size and is overwritten. `ended` is None or [blocks] int64,
     // which is set to the nanoseconds from the beginning of the first block to the end of each.
-    // `slots` has the pairs of states of each sequence; None if no block has states.
+    // `slots` is that of `RecurrentPlan::place`; None if no block has states.
     void run(nb::handle x, nb::handle positions, nb::handle sequence, nb::handle tables, nb::handle slots,
              nb::handle partial, nb::handle ended) const;
 

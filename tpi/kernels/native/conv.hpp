@@ -15,8 +15,8 @@ struct Channels {
     size_t stride;
     const float* before;   // [taps - 1, before_stride], or null: zeros
     size_t before_stride;
-    const float* weights;  // [taps, count]
-    size_t taps;
+    const float* weights;  // [taps, weight_stride]
+    size_t weight_stride, taps;
     const float* bias = nullptr;  // [count], or null
 };
 
@@ -29,25 +29,22 @@ inline void convolve(const Channels& from, size_t first, size_t token, size_t co
         if (token - first >= back) inputs = from.values + (token - back) * from.stride;
         else if (from.before) inputs = from.before + (token - first + tap) * from.before_stride;
         else continue;
-        const float* weights = from.weights + tap * count;
+        const float* weights = from.weights + tap * from.weight_stride;
         for (size_t c = 0; c < count; ++c) to[c] += inputs[c] * weights[c];
     }
 }
 
-// Keep the last inputs of a sequence, [taps - 1, channels], `offset` values after the beginning of its state.
-// `copy(token, to)` writes the inputs of a token of this step. The new state may be the old one: a row is read before it
-// is written.
+// Keep the last inputs of a sequence and those of its later tokens, [taps - 1 + later, channels], `offset` values after
+// the beginning of its state. `copy(token, to)` writes the inputs of a token of this step. The new state may be the old
+// one: a row is read before it is written.
 template <class Copy>
 inline void keep_inputs(const SequenceStates& sequence, size_t offset, size_t taps, size_t channels, const Copy& copy) {
-    for (size_t row = 0; row + 1 < taps; ++row) {
+    size_t held = taps - 1 + sequence.taken;  // rows before the first token of the step
+    for (size_t row = 0; row < taps - 1 + sequence.later; ++row) {
         float* to = sequence.write + offset + row * channels;
-        size_t back = taps - 1 - row;  // tokens before the end of the step
-        if (sequence.count >= back) {
-            copy(sequence.first + sequence.count - back, to);
-            continue;
-        }
-        size_t earlier = row + sequence.count;
-        if (sequence.read) std::memmove(to, sequence.read + offset + earlier * channels, channels * sizeof(float));
+        size_t from = sequence.taken + sequence.applied() + row;
+        if (from >= held) copy(sequence.first + from - held, to);
+        else if (sequence.read) std::memmove(to, sequence.read + offset + from * channels, channels * sizeof(float));
         else std::memset(to, 0, channels * sizeof(float));
     }
 }
@@ -79,8 +76,9 @@ inline void mix_token(const ConvJob& job, size_t token) {
     const SequenceStates& sequence = call.states.of(token);
     float* to = job.mixed + token * call.channels;
     const float* gate = job.gate + token * call.gate.vectors();
-    convolve({job.v, call.v.vectors(), sequence.read, call.channels, call.weights, call.taps}, sequence.first, token,
-             call.channels, to);
+    const float* before = sequence.read ? sequence.read + sequence.taken * call.channels : nullptr;
+    convolve({job.v, call.v.vectors(), before, call.channels, call.weights, call.channels, call.taps}, sequence.first,
+             token, call.channels, to);
     for (size_t c = 0; c < call.channels; ++c) to[c] *= gate[c];
 }
 

@@ -16,7 +16,7 @@ namespace tpi {
 namespace {
 
 constexpr size_t kChunkTokens = 32;
-constexpr size_t kLeastChunked = 8;        // fewer tokens of a sequence are computed one by one
+constexpr size_t kLeastChunked = kStreamTokens + 1;  // fewer tokens of a sequence are computed one by one
 constexpr size_t kStateColumns = 64;       // columns of a state that a token updates at once, in registers
 constexpr size_t kStatePanel = 2 * kWide;  // columns of a state that a chunk updates at once
 constexpr size_t kRowsAtOnce = kWide == 16 ? 8 : 4;  // of a product, in registers

@@ -45,7 +45,7 @@ inline float finish_results(const MambaJob& job, size_t token, float* to) {
 inline void mamba_job(const MambaJob& job, Team& team) {
     const MambaCall& call = job.call;
     read_states(
-        job.inner, team, false,
+        job.inner, team, {false, call.conv_bias},
         [&](const Prepared& in, size_t token, size_t head) { set_step(job, in, token, head); },
         [&](size_t token) { convolve_token(job.inner, call.states.of(token), token, call.conv_bias); });
     const OutputJob& output = job.inner.output;

@@ -173,7 +173,8 @@ public:
     bool empty() const { return !values_.units(); }
     std::unique_ptr<Array> weights(nb::handle data) const;
     std::unique_ptr<Array> states(nb::handle array) const;
-    // Check the rows `sequence` of the tokens, and the pairs `slots` of states to read (-1: none) and to write.
+    // Check the rows `sequence` of the tokens, and `slots`: for each sequence the states to read (-1: none) and to
+    // write, and the numbers of later tokens that are taken and stored (`SequenceStates`).
     StepStates place(const Array& states, nb::handle sequence, nb::handle slots, size_t tokens) const;
     virtual void compute(const Array& weights, const StepStates& states, size_t tokens, const float* x,
                          const Prepared* prepared, float* out, float* squares) const = 0;

@@ -30,24 +30,30 @@ std::unique_ptr<Array> RecurrentPlan::states(nb::handle array) const {
 }
 
 StepStates RecurrentPlan::place(const Array& states, nb::handle sequence, nb::handle slots, size_t tokens) const {
-    Array rows(sequence, "sequence", "i", {length(tokens)}), pairs(slots, "the states' numbers", "i", {kAny, 2});
-    check_indices(rows, "sequence", pairs.size(0));
-    const auto *row = rows.as<int32_t>(), *pair = pairs.as<int32_t>();
+    Array rows(sequence, "sequence", "i", {length(tokens)}), all_slots(slots, "the states' numbers", "i", {kAny, 4});
+    check_indices(rows, "sequence", all_slots.size(0));
+    const auto *row = rows.as<int32_t>(), *slot = all_slots.as<int32_t>();
     auto count = static_cast<int32_t>(states.size(0));
     StepStates found;
     for (size_t t = 0; t < tokens; ++t) {
         if (!t || row[t] != row[t - 1]) {
-            int32_t read = pair[2 * row[t]], write = pair[2 * row[t] + 1];
+            const int32_t* own = slot + 4 * row[t];
+            int32_t read = own[0], write = own[1], most = static_cast<int32_t>(kLater);
             if (read < -1 || read >= count || write < 0 || write >= count)
                 throw KernelError("a state is outside the " + std::to_string(count) + " of this node");
+            if (own[2] < 0 || own[2] > (read < 0 ? 0 : most) || own[3] < 0 || own[3] > most)
+                throw KernelError("a state has fewer later tokens than the step names");
             auto* all = states.as<float>();
             size_t width = states.size(1);
             found.sequences.push_back({t, 0, read < 0 ? nullptr : all + static_cast<size_t>(read) * width,
-                                       all + static_cast<size_t>(write) * width});
+                                       all + static_cast<size_t>(write) * width, static_cast<size_t>(own[2]),
+                                       static_cast<size_t>(own[3])});
         }
         ++found.sequences.back().count;
         found.of_token.push_back(static_cast<uint32_t>(found.sequences.size() - 1));
     }
+    for (const SequenceStates& one : found.sequences)
+        if (one.later >= one.count) throw KernelError("the first token of a sequence in a step must change its state");
     return found;
 }
 

@@ -16,6 +16,7 @@ constexpr size_t kGroup = 32;        // values that share a scale, of weights, a
 constexpr size_t kTileOutputs = 8;   // outputs of a tile
 constexpr size_t kPageTokens = 32;  // tokens of a page of keys and values
 constexpr size_t kStreamTokens = 16; // steps of so many tokens stream weights once; longer ones are matrix products
+constexpr size_t kLater = kStreamTokens - 1;  // tokens after a recurrent state whose inputs are stored with it
 constexpr size_t kCodeRun = 16;      // 4-bit keys and values whose codes lie in 8 bytes
 constexpr size_t kMostThreads = 1024;
 
@@ -254,11 +255,15 @@ struct AttentionCall {
 };
 
 // The tokens of one sequence in a step, and its states: the one to continue from (null: zeros), and the one to write,
-// which may be the same.
+// which may be the same. With a state, the inputs of up to kLater later tokens are stored, which have not changed it.
 struct SequenceStates {
     size_t first, count;
     const float* read;
     float* write;
+    size_t taken;  // the first of the stored later tokens that belong to the sequence: they change the state first
+    size_t later;  // tokens at the end of the step whose inputs are stored, and which do not change what is written
+
+    size_t applied() const { return count - later; }
 };
 
 // The sequences of a step.
@@ -270,7 +275,8 @@ struct StatesView {
     const SequenceStates& of(size_t token) const { return sequences[of_token[token]]; }
 };
 
-// A gated short convolution (tpi/kernels/recurrent/conv.py). A state is the last inputs, [taps - 1, channels].
+// A gated short convolution (tpi/kernels/recurrent/conv.py). A state is the last inputs, and those of later tokens,
+// [taps - 1 + kLater, channels].
 struct ConvCall {
     Matrix v, input, gate, o;
     Norm norm;
@@ -281,7 +287,7 @@ struct ConvCall {
     float* out;                // [tokens, hidden]
     StatesView states;
 
-    size_t state_values() const { return (taps - 1) * channels; }
+    size_t state_values() const { return (taps - 1 + kLater) * channels; }
 };
 
 // A gated DeltaNet block (tpi/kernels/recurrent/delta.py).
@@ -300,9 +306,11 @@ struct DeltaCall {
     StatesView states;
 
     size_t channels() const { return 2 * key_heads * key + heads * value; }
-    // Values of the heads' states; the last inputs of the convolution follow them, [taps - 1, channels].
+    // Values of the heads' states. The last inputs of the convolution and those of later tokens follow them,
+    // [taps - 1 + kLater, channels]; then `decay` and `beta` of later tokens, [kLater, 2, heads].
     size_t state_size() const { return heads * key * value; }
-    size_t state_values() const { return state_size() + (taps - 1) * channels(); }
+    size_t gates_at() const { return state_size() + (taps - 1 + kLater) * channels(); }
+    size_t state_values() const { return gates_at() + kLater * 2 * heads; }
 };
 
 // A Mamba2 block (tpi/kernels/recurrent/mamba.py). `a` has the step sizes, `out_norm` a weight for each value of each

@@ -22,9 +22,10 @@ def mix(spec: ConvSpec, inputs: F32, gate: F32, states: F32, batch: Batch) -> F3
         batch: the tokens; those of a sequence are neighbours.
     """
     out = np.empty_like(inputs)
-    for tokens, read, write in sequences(spec, states, batch):
-        before = begin(states, read).reshape(spec.taps - 1, spec.channels)
-        all_inputs = np.concatenate([before, inputs[tokens]])
-        out[tokens] = convolve(all_inputs, spec.weights)
-        states[write] = all_inputs[len(all_inputs) - (spec.taps - 1) :].reshape(-1)
+    for step in sequences(spec, states, batch):
+        before = begin(states, step.read).reshape(-1, spec.channels)[: spec.taps - 1 + step.taken]
+        all_inputs = np.concatenate([before, inputs[step.tokens]])
+        out[step.tokens] = convolve(all_inputs, spec.weights)[step.taken :]
+        kept = all_inputs[step.applied :].reshape(-1)
+        states[step.write, : len(kept)] = kept
     return out * gate

@@ -12,7 +12,7 @@ The block's output is `o` times the RMS norm of `out` (over a head) times SiLU(g
 import numpy as np
 
 from tpi.kernels.arithmetic import rms_norm, sigmoid
-from tpi.kernels.recurrent.states import begin, convolve, sequences, split_state
+from tpi.kernels.recurrent.states import continued, convolve, sequences
 from tpi.kernels.spec import F32, Batch, DeltaSpec
 
 _EPS = np.float32(1e-6)  # added to the squared length of queries and keys, as in the model's own code
@@ -32,16 +32,17 @@ def mix(spec: DeltaSpec, projected: F32, normed: F32, gate: F32, states: F32, ba
     beta = sigmoid(normed @ spec.b.T)
     decay = np.exp(spec.decay * np.logaddexp(np.float32(0), normed @ spec.a.T + spec.decay_bias))
     out = np.empty((len(normed), spec.heads, spec.value), np.float32)
-    for tokens, read, write in sequences(spec, states, batch):
-        state, before = split_state(spec, begin(states, read))
-        q, k, v = _convolved(spec, np.concatenate([before, projected[tokens]]))
-        for at, token in enumerate(range(tokens.start, tokens.stop)):
-            state *= decay[token][:, None, None]
-            change = beta[token][:, None] * (v[at] - np.einsum("hk,hkv->hv", k[at], state))
+    for step in sequences(spec, states, batch):
+        state, inputs, gates = continued(spec, states, step, projected, np.stack([decay, beta], axis=1))
+        q, k, v = _convolved(spec, inputs)
+        for at, (faded, strength) in enumerate(gates):
+            if at == step.applied:
+                state = state.copy()  # later tokens do not change what was stored
+            state *= faded[:, None, None]
+            change = strength[:, None] * (v[at] - np.einsum("hk,hkv->hv", k[at], state))
             state += k[at][:, :, None] * change[:, None, :]
-            out[token] = np.einsum("hk,hkv->hv", q[at], state)
-        last = np.concatenate([before, projected[tokens]])[-(spec.taps - 1) :]
-        states[write] = np.concatenate([state.reshape(-1), last.reshape(-1)])
+            if at >= step.taken:
+                out[step.tokens.start + at - step.taken] = np.einsum("hk,hkv->hv", q[at], state)
     gated = rms_norm(out, spec.out_norm, spec.norm.eps) * _silu(gate.reshape(out.shape))
     return np.ascontiguousarray(gated.reshape(len(normed), -1), np.float32)
 

@@ -12,7 +12,7 @@ The block's output is `o` times the RMS norm of `out * SiLU(gate)`, over the hea
 import numpy as np
 
 from tpi.kernels.arithmetic import rms_norm, sigmoid
-from tpi.kernels.recurrent.states import begin, convolve, sequences, split_state
+from tpi.kernels.recurrent.states import continued, convolve, sequences
 from tpi.kernels.spec import F32, Batch, MambaSpec
 
 
@@ -34,15 +34,17 @@ def mix(spec: MambaSpec, projected: F32, normed: F32, gate: F32, states: F32, ba
     steps = np.clip(steps, np.float32(spec.least_step), np.float32(spec.most_step))
     decay = np.exp(spec.decay * steps)
     out = np.empty((len(normed), spec.heads, spec.value), np.float32)
-    for tokens, read, write in sequences(spec, states, batch):
-        state, before = split_state(spec, begin(states, read))
-        inputs = np.concatenate([before, projected[tokens]])
+    for step in sequences(spec, states, batch):
+        state, inputs, gates = continued(spec, states, step, projected, np.stack([decay, steps], axis=1))
         q, k, v = _convolved(spec, inputs)
-        for at, token in enumerate(range(tokens.start, tokens.stop)):
-            state *= decay[token][:, None, None]
-            state += k[at][:, :, None] * (steps[token][:, None] * v[at])[:, None, :]
-            out[token] = np.einsum("hk,hkv->hv", q[at], state) + spec.skip[:, None] * v[at]
-        states[write] = np.concatenate([state.reshape(-1), inputs[len(inputs) - spec.taps + 1 :].reshape(-1)])
+        for at, (faded, size) in enumerate(gates):
+            if at == step.applied:
+                state = state.copy()  # later tokens do not change what was stored
+            state *= faded[:, None, None]
+            state += k[at][:, :, None] * (size[:, None] * v[at])[:, None, :]
+            if at >= step.taken:
+                mixed = np.einsum("hk,hkv->hv", q[at], state) + spec.skip[:, None] * v[at]
+                out[step.tokens.start + at - step.taken] = mixed
     results = out.reshape(len(normed), -1) * gate * sigmoid(gate)
     squares = np.square(results).sum(axis=1)
     if spec.spread is not None:

@@ -1,15 +1,27 @@
-"""The static description of blocks that have a state for each sequence, for a kernel (see `tpi.kernels.spec`)."""
+"""The static description of blocks that have a state for each sequence, for a kernel (see `tpi.kernels.spec`).
+
+A state cannot be cut back to an earlier token. Therefore a step of at most `STREAM_TOKENS` tokens, whose last ones may
+be drafts, changes the stored state of a sequence by the sequence's first token only. With the state it stores the
+inputs of the sequence's other, *later* tokens, at most `LATER`: those of the convolution, and the gates of the heads.
+The sequence's next step says how many of the later tokens are *taken*. They change the state at the beginning of that
+step, in the same arithmetic, so that a state has the same bits whether a token was drafted or not.
+"""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from tpi.kernels.constants import STREAM_TOKENS
 from tpi.kernels.normspec import NormSpec, SpreadNorm
 from tpi.pack.layout import RunLayout
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
+
+LATER: Final = STREAM_TOKENS - 1
+"""The most later tokens of a state."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +74,10 @@ class DeltaSpec:
     def state_values(self) -> int:
         """Number of float32 values of a sequence's state.
 
-        The state has every head's S, then the last `taps - 1` inputs of the convolution, `[taps - 1, channels]`.
+        They are: every head's S; the last inputs of the convolution and those of later tokens,
+        `[taps - 1 + LATER, channels]`; the factors exp(g) and beta of later tokens, `[LATER, 2, heads]`.
         """
-        return self.heads * self.key * self.value + (self.taps - 1) * self.channels
+        return _heads_values(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,8 +109,10 @@ class ConvSpec:
 
     @property
     def state_values(self) -> int:
-        """Number of float32 values of a sequence's state: the last inputs, `[taps - 1, channels]`."""
-        return (self.taps - 1) * self.channels
+        """Number of float32 values of a sequence's state: the last inputs and those of later tokens,
+        `[taps - 1 + LATER, channels]`.
+        """
+        return (self.taps - 1 + LATER) * self.channels
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,9 +167,16 @@ class MambaSpec:
 
     @property
     def state_values(self) -> int:
-        """Number of float32 values of a sequence's state; its order is that of `DeltaSpec.state_values`."""
-        return self.heads * self.key * self.value + (self.taps - 1) * self.channels
+        """Number of float32 values of a sequence's state; its order is that of `DeltaSpec.state_values`.
+
+        The step size of a head takes the place of beta.
+        """
+        return _heads_values(self)
 
 
 HeadsSpec = DeltaSpec | MambaSpec
 RecurrentSpec = HeadsSpec | ConvSpec
+
+
+def _heads_values(spec: HeadsSpec) -> int:
+    return spec.heads * (spec.key * spec.value + 2 * LATER) + (spec.taps - 1 + LATER) * spec.channels

@@ -212,15 +212,15 @@ _PLACEMENT = (
     click.option(
         "--split",
         metavar="3,2,1",
-        help="Share of each node, master first; or equal; or auto: the fastest, equal on one machine (default).",
+        help="Share of each node, master first; equal; or auto, the default: the fastest shares, equal on one machine.",
     ),
     click.option(
         "--stages",
         default="auto",
         show_default=True,
         metavar="auto|N|LAYOUT",
-        help="Groups of nodes that hold different layers: auto: the fastest; their number; or the layers and nodes of "
-        "each: 0-9:master,10-21:desk+attic.",
+        help="Groups of nodes that hold different layers: auto (the fastest), their number, or the layers and nodes of "
+        "each, such as 0-9:master,10-21:desk+attic.",
     ),
     click.option(
         "--dtype", default="auto", show_default=True, help="Format of the weights: auto, f32, bf16, q8, q4 or q4s."
@@ -284,7 +284,8 @@ _PLACEMENT = (
         type=click.Choice(SPARSITIES),
         default="auto",
         show_default=True,
-        help="Compute only active neurons: auto: if faster; off: never; static, dynamic: always. Needs tpi profile.",
+        help="Compute only active neurons, as tpi profile finds them. auto: if faster; off: never; static: always; "
+        "dynamic: always, and move them to where they are faster.",
     ),
     click.option("--trace", type=FILE, help="Write a timeline (Chrome trace JSON)."),
     click.option(

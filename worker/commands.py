@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     help="Do not encrypt, and accept all connections: only for networks that a VPN protects. Turns off --announce too.",
 )
 @device_options
-@click.option("--attached", is_flag=True, hidden=True, help="Leave when stdin closes.")
+@click.option("--attached", is_flag=True, hidden=True, help="End when stdin closes.")
 def worker(
     listen: str,
     memory: str | None,

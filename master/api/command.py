@@ -46,8 +46,8 @@ KEY_VARIABLE = "TPI_API_KEY"
 @click.option(
     "--parallel",
     type=click.IntRange(1, 256),
-    help=f"Number of full contexts to plan memory for, if it is available (default: {_PARALLEL}), and of answers at "
-    "once for which stages are chosen (default: 1).",
+    help=f"Number of answers at once: memory is planned for that many full contexts, if it is available (default: "
+    f"{_PARALLEL}), and stages are chosen for that many answers (default: 1).",
 )
 @click.option(
     "--queue", default=256, show_default=True, type=click.IntRange(0, 10_000), help="Limit of waiting requests."

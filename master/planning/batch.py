@@ -92,7 +92,7 @@ class BatchReport:
     def lines(self) -> Iterator[str]:
         """Yield the sentences for the user."""
         ahead, request = self.forecast, self.problem.request
-        yield f"in a batch, of {request.most} requests: {policy_words(ahead.policy)}"
+        yield f"batches of {request.most} requests: {policy_words(ahead.policy)}"
         yield (
             f"{short_number(ahead.rate)} tok/s in all, prompts included: {ahead.policy.batch} prompts in "
             f"{short_number(ahead.prompt)} s, then {short_number(ahead.decode)} s for a token of each"

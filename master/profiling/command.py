@@ -167,7 +167,7 @@ def _table(found: dict[str, Any]) -> str:
     lines += [f"{at:5}  {one['active']:6.1%}  {one['hot']:6.1%}" for at, one in enumerate(found["layers"])]
     lines.append(f"  all  {found['active']:6.1%}  {found['hot']:6.1%}   over {found['tokens']} tokens")
     lines += [
-        f"active neurons predicted {far} layers ahead from single neurons: {share:.0%}"
+        f"single neurons predict {share:.0%} of the neurons that are active {far} layers later"
         for far, share in found["foretold"].items()
     ]
     lines += [*_predicted(found.get("predictors")), *_renumbered(found["numbering"])]

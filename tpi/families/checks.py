@@ -92,12 +92,17 @@ def _check_shared(config: ModelConfig, where: str) -> None:
     """
     own = config.layers - config.shared_kv
     if type(config.shared_kv) is not int or not 0 < own <= config.layers:
-        raise ModelError(f"{where}: {config.shared_kv!r} of its layers use the keys and values of others")
+        raise ModelError(f"{where}: {config.shared_kv!r} of its layers cannot use the keys and values of earlier ones")
     windows = [bool(config.window(layer)) for layer in range(config.layers)]
     if config.shared_kv and (config.latent is not None or config.recurrent or not {*windows} <= {*windows[:own]}):
-        raise ModelError(f"{where}: layers use the keys and values of others, but none of their kind has any")
+        raise ModelError(
+            f"{where}: layers use the keys and values of earlier ones, but no earlier one of their kind has any"
+        )
     if config.wide_ffn and (not config.shared_kv or config.intermediate % FFN_UNIT):
-        raise ModelError(f"{where}: twice as many neurons as {config.intermediate} cannot be divided")
+        raise ModelError(
+            f"{where}: layers with twice {config.intermediate} neurons need shared keys and values, and a number of "
+            f"neurons that is a multiple of {FFN_UNIT}"
+        )
     if type(config.per_layer) is not int or not 0 <= config.per_layer_values <= 1 << 24:
         raise ModelError(
             f"{where}: per_layer is {config.per_layer!r}; a whole number from 0 is expected, and at most {1 << 24} "
@@ -134,7 +139,9 @@ def check_mixture(mixture: Mixture, where: str) -> None:
         raise ModelError(f"{where}: {mixture.used} of {mixture.experts} experts cannot be chosen by their groups")
     scaled = isinstance(mixture.scale, int | float) and math.isfinite(mixture.scale)
     if mixture.scores not in get_args(Scores) or not scaled or type(mixture.normalised) is not bool:
-        raise ModelError(f"{where}: scores of experts {mixture.scores!r} times {mixture.scale!r} are not supported")
+        raise ModelError(
+            f"{where}: experts with the scores {mixture.scores!r} times {mixture.scale!r} are not supported"
+        )
 
 
 def check_recurrent(config: ModelConfig, where: str) -> None:

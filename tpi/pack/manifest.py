@@ -142,7 +142,7 @@ def _check_per_layer(manifest: Manifest) -> None:
     """
     config, blocks = manifest.config, manifest.blocks
     if len(manifest.per_layer) != (2 if config.per_layer else 0):
-        raise ValueError("the embeddings of layers are missing, or the model has none")
+        raise ValueError("it lacks the embeddings of layers, or has some that its model does not use")
     if not config.per_layer:
         return
     table, projection = manifest.per_layer

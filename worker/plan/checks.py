@@ -254,13 +254,13 @@ def _layout_fault(layout: RunLayout, wanted: RunShape, parts: str) -> Fault:
     name, step, vectors = layout.name, wanted.step, wanted.vectors or 0
     widths = range(step, (_MOST if name in ("query_up", "query", "kv", "value", "key") else step) + 1, step)
     if layout.hidden != wanted.hidden or layout.width not in widths:
-        return f"units of {name} are {layout.width} x {layout.hidden}"
+        return f"{name} has units of {layout.width} vectors of {layout.hidden} values"
     if " ".join(part.name for part in layout.parts) != parts:
-        return f"units of {name} have other parts than {parts}"
+        return f"{name} has units with other parts than {parts}"
     if any(part.axis != ("column" if part.name in ("o", "down") else "row") for part in layout.parts):
         return f"a part of {name} lies along the wrong axis"
     if not 0 <= layout.units * layout.width - vectors < layout.width:
-        return f"{layout.units} units of {layout.width} are not the {vectors} vectors of {name}"
+        return f"{name} has {layout.units} units of {layout.width} vectors each, which do not fit its {vectors} vectors"
     return None
 
 
@@ -284,11 +284,11 @@ def _vector_faults(block: BlockPlan, config: ModelConfig) -> Iterator[Fault]:
     for vector in block.vectors:
         known = lengths.get(vector.name)
         wrong = vector.length > longest if known is None else vector.length != known
-        yield _if(wrong, f"vector {vector.name} has {vector.length} values")
+        yield _if(wrong, f"vector {vector.name} has {vector.length} values, which is a wrong number")
 
 
 def _outside(name: str, value: int, low: int, high: int) -> Fault:
-    return None if low <= value <= high else f"{name} is {value}"
+    return None if low <= value <= high else f"{name} is {value}, but must be from {low} to {high}"
 
 
 def _if(wrong: bool, fault: str) -> Fault:

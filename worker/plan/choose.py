@@ -140,8 +140,8 @@ def _remark(case: Case, found: Sequence[Candidate[Any]], refused: dict[Mode, Pla
     request = whole.offload.problem.request
     return (
         f"{request.prompt} tokens of prompt and {request.answer} of answer are predicted to take "
-        f"{_times(whole, request)} with all neurons and {_times(active, request)} with the active ones on both sides: "
-        "memory does not hold both plans at once, so the times were not measured"
+        f"{_times(whole, request)} with all neurons, and {_times(active, request)} with the active ones divided "
+        "between CPU and accelerator; these times were not measured, because memory does not hold both plans at once"
     )
 
 

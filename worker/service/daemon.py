@@ -269,10 +269,7 @@ class Daemon:
             self._beat()
 
     def _lock_out(self) -> None:
-        """Close all connections of revoked keys.
-
-        Leave the master if its key, or that of one of its nodes, was revoked.
-        """
+        """Close the connections of revoked keys, and leave the master if its key or one of its nodes' was revoked."""
         policy = self._net.policy
         keys = (self._master.key, *self._master.node_keys) if self._master else ()
         if self._master and (gone := next((key for key in keys if policy.any_refused({key})), b"")):

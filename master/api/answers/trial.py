@@ -67,7 +67,7 @@ def open_work(settings: Any) -> Callable[[str], int]:
                 break
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             if thread_time() - began > SLOW_S:
-                raise ValueError(f"the mask of one token takes more than {SLOW_S} s")
+                raise ValueError(f"to find the tokens that may come next takes more than {SLOW_S} s")
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
             if not allowed.size:
                 break

@@ -82,7 +82,7 @@ class GroupBatchReport:
         """Yield the sentences for the user."""
         first, most = self.forecasts[0].policy, self.problems[0].request.most
         yield (
-            f"in a batch, of {most} requests: {first.batch} at once (N), {first.micro_batches} micro-batches of "
+            f"batches of {most} requests: {first.batch} at once (N), {first.micro_batches} micro-batches of "
             f"{first.micro_batch} (mu), the same on all nodes"
         )
         yield (

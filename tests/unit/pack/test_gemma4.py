@@ -119,9 +119,9 @@ def test_experts_with_a_norm_that_drops_values(tiny_model: Models, tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_kv_shared_layers": 1}, "no layer of their kind has any"),
-        ({"num_kv_shared_layers": 2}, "no layer of their kind has any"),
-        ({"num_kv_shared_layers": -1}, "no layer of their kind has any"),
+        ({"num_kv_shared_layers": 1}, "no earlier layer of their kind has any"),
+        ({"num_kv_shared_layers": 2}, "no earlier layer of their kind has any"),
+        ({"num_kv_shared_layers": -1}, "no earlier layer of their kind has any"),
         ({"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 320}, "layer 0 lacks per_layer.gate"),
         ({"hidden_size_per_layer_input": 8}, "vocab_size_per_layer_input is 262144, not 320 as vocab_size"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is all"),

@@ -52,7 +52,7 @@ def adapt_refs(model: Model, has: Callable[[str], bool]) -> Model:
             embeddings.
     """
     if 1 in model.config.rope_kinds and not has(FREQS):
-        raise ModelError(f"{FREQS} is missing, which tells the values that full layers rotate; convert the model again")
+        raise ModelError(f"{FREQS} is missing, which says what full layers rotate; convert the model again")
     return without_keys(model, "blk.{i}.attn_{part}*")
 
 

@@ -30,7 +30,8 @@ def shared_settings(shared: int, wide: bool, sliding: Sequence[bool], intermedia
     own = len(sliding) - shared
     if not 0 < own < len(sliding) or not {*sliding[own:]} <= {*sliding[:own]}:
         raise ModelError(
-            f"{shared} of {len(sliding)} layers use the keys and values of others, but no layer of their kind has any"
+            f"{shared} of {len(sliding)} layers use the keys and values of earlier ones, but no earlier layer of their "
+            "kind has any"
         )
     if wide and intermediate % FFN_UNIT:
         raise ModelError(

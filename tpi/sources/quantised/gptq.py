@@ -93,7 +93,7 @@ class Gptq:
         """
         found = next((scheme for pattern, scheme in self.overrides if matches(pattern, module)), self.usual)
         if found is None:
-            raise unsupported(f"{module} has codes, but dynamic excludes it")
+            raise unsupported(f"{module} has codes, but the field dynamic of its configuration excludes it")
         return found
 
     def _matrix(self, source: Source, module: str, scheme: Scheme) -> tuple[list[Joined], tuple[str, ...]]:

@@ -43,7 +43,7 @@ extern const Kernels kNeonDotprodKernels;
 
 // The supported instruction sets, the best first.
 std::vector<const Kernels*> available_kernels();
-// The one called `name`, or null if it is unknown or not supported.
+// The functions of the instruction set called `name`, or null if it is unknown or not supported.
 const Kernels* find_kernels(const std::string& name);
 
 }  // namespace tpi

@@ -38,7 +38,7 @@ struct RowForms {
     RowForms(std::initializer_list<const Matrix*> rows)
         : few(forms_of(rows.begin(), rows.size(), 1)), many(forms_of(rows.begin(), rows.size(), kStreamTokens + 1)) {}
     const Forms& of(size_t tokens) const { return tokens > kStreamTokens ? many : few; }
-    // The forms that either needs.
+    // The forms that either of the two needs.
     RowForms operator|(const RowForms& other) const {
         RowForms both = *this;
         for (auto [mine, its] : {std::pair{&both.few, &other.few}, std::pair{&both.many, &other.many}}) {

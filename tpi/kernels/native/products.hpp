@@ -116,7 +116,7 @@ inline const Prepared& prepare(const Input& input, const Norm& norm, const float
     return in;
 }
 
-// For the calls that follow.
+// Prepare all tokens, for the calls that follow.
 inline void prepare_all(const PrepareCall& call, Pool& pool) {
     run_on<PrepareCall>(pool,
         [](const PrepareCall& c, Team& team) {

@@ -47,7 +47,7 @@ constexpr int8_t kIq3[16] = {-62, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 2
 constexpr int8_t kIq2[16] = {-43, -25, -8, 8, 25, 43};
 constexpr int8_t kIq1[16] = {-9, -7, -1, 1, 7, 9};
 
-// Of a quantised format; q8 has one plane of whole bytes.
+// The coding of a quantised format; q8 has one plane of whole bytes.
 static constexpr Coding coding_of(Format format) {
     switch (format) {
         case Format::q8: return {8, 0, Factors::scale, 0, nullptr, 1.0f};

@@ -191,6 +191,7 @@ class ModelConfig:
     post_norm_eps: float | None = None  # epsilon of the norms of the output of blocks; None: that of the other norms
     late_head_norms: bool = False  # queries and keys are normed after RoPE, not before (Hunyuan)
     input_norm: bool = True  # blocks norm their input; False: they norm their output alone (OLMo 2)
+    mtp_whole: bool = False  # the layer for multi-token prediction reads each embedding; False: zeros for the first row
 
     @property
     def kv_width(self) -> int:

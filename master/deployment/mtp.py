@@ -73,7 +73,8 @@ class MtpLayer:
         """
         positions = [entry.position + row for entry in entries for row in range(entry.count)]
         embedded = self._vocabulary.embedding(tokens, [position + 1 for position in positions])
-        embedded[np.array(positions) == 0] = 0  # as the layer was trained
+        if not self.config.mtp_whole:
+            embedded[np.array(positions) == 0] = 0  # as the layer was trained
         halves = (self._kernels.norm(self._token, embedded), self._kernels.norm(self._hidden, hidden))
         x = self._projection.logits(np.concatenate(halves, axis=1))[:, : self.config.hidden]
         empty = np.empty((len(x), 0), np.float32)
@@ -113,4 +114,4 @@ def mtp_bytes(pack: Pack) -> int:
 
 def _alone(config: ModelConfig, context: int) -> ModelConfig:
     """Return the configuration of the layer as a model of one layer, which has full attention."""
-    return replace(config.for_context(context), layers=1, windows=(), rope_kinds=())
+    return replace(config.for_context(context), layers=1, windows=(), rope_kinds=(), recurrent=(), delta=None)

@@ -16,6 +16,7 @@ Tensor names are templates. `{i}` is the layer, `{e}` the routed expert. After t
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -109,6 +110,7 @@ class Names:
     per_layer: tuple[str, ...] = ()  # the table of per-layer embeddings, and their projection
     recurrent: Mapping[str, str] = field(default_factory=dict)  # replaces `attention` in recurrent layers
     mtp: Mapping[str, str] = field(default_factory=dict)  # what a layer for multi-token prediction has in addition
+    apart: "Names | None" = None  # all names of that layer, if they do not have the common prefix
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ PARTS: Mapping[BlockKind, tuple[str, ...]] = {
     "ffn": _FFN, "experts": _FFN,
 }  # fmt: skip
 SHARED = "shared."
-_NORMS = ("norm", "post_norm", "q_norm", "k_norm")
+_NORMS = ("norm", "post_norm", "q_norm", "k_norm", "token", "hidden")
 _STEPS = {"even": (0, 2), "odd": (1, 2)}
 _ENDS = ("post_norm", "layer_scale")  # vectors of the last block of a layer
 _SHARED_PARTS = tuple(SHARED + name for name in _FFN)
@@ -262,6 +264,10 @@ class _Resolver:
 
         In the source, its number follows that of the last layer.
         """
+        if names.apart is not None:
+            apart = copy(self)
+            apart._prefix = ""
+            return apart.mtp(names.apart, dense_layers)
         layer, wanted = self._config.layers, {name: self._prefix + text for name, text in names.mtp.items()}
         if not wanted or not all(self._has(text.format(i=layer)) for text in wanted.values()):
             return None

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
 
-from tests.support.weights import gguf_experts
+from tests.support.weights import gguf_delta, gguf_experts, mtp_delta
+from tests.support.weights.gguf_delta import write_gguf as write_delta
 from tests.support.weights.gguf_experts import write_experts
 from tests.support.weights.mtp import LAYERS, make_mtp
 from tpi.errors import ModelError
@@ -74,3 +76,41 @@ def test_a_damaged_layer_is_seen(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="cannot be used"):
             Manifest.load(path)
     assert experts in fields["blocks"]
+
+
+@pytest.mark.parametrize("family", mtp_delta.FAMILIES)
+def test_both_kinds_of_files_give_the_same_layer_beside_deltanet(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As llama.cpp's converter names it: norms have 1 + w."""
+    model = mtp_delta.make_delta_mtp(family, tmp_path / "model")
+    own, tensors = mtp_delta.own_tensors(model), gguf_delta.tensors
+    names = dict(zip(own, ("eh_proj", "enorm", "hnorm", "shared_head_norm"), strict=True))
+    more = {
+        f"blk.{mtp_delta.LAYERS}.nextn.{names[end]}.weight": values + (0 if end == "fc" else 1)
+        for end, values in own.items()
+    }
+    monkeypatch.setattr(gguf_delta, "tensors", lambda *of: tensors(*of) | more)
+    write_delta(tmp_path / "m.gguf", model, family, vocabulary=lambda writer: writer.add_nextn_predict_layers(1))
+    for source in (model.directory, tmp_path / "m.gguf"):
+        pack_model(open_source(source), "f32", tmp_path / f"{source.name}.pack")
+    one, other = (Pack.open(tmp_path / name) for name in ("model.pack", "m.gguf.pack"))
+    assert len(one.mtp) == 4
+    assert one.config.mtp_whole
+    assert other.config.mtp_whole
+    assert [block.shape for block in one.mtp] == [block.shape for block in other.mtp]
+    for mine, theirs in zip(one.mtp, other.mtp, strict=True):
+        for run in mine.shape.runs:
+            np.testing.assert_array_equal(
+                mine.read_units(run.name, 0, run.units), theirs.read_units(run.name, 0, run.units)
+            )
+        for name, values in mine.vectors().items():
+            np.testing.assert_allclose(values, theirs.vectors()[name], atol=1e-6)
+
+
+def test_a_layer_with_its_own_embedding_is_left_out(tmp_path: Path) -> None:
+    model = mtp_delta.make_delta_mtp("qwen35", tmp_path / "model")
+    file = model.directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"mtp_use_dedicated_embeddings": True}))
+    pack_model(open_source(model.directory), "q4", tmp_path / "pack")
+    assert not Pack.open(tmp_path / "pack").mtp

@@ -9,7 +9,7 @@ _LINEAR: dict[str, Any] = COMMON | {
     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
     "linear_num_key_heads": 16, "linear_num_value_heads": 32, "layer_types": None,
     # No longer in the config classes of transformers, but in model files:
-    "full_attention_interval": 4,
+    "full_attention_interval": 4, "mtp_num_hidden_layers": 0, "mtp_use_dedicated_embeddings": False,
 }  # fmt: skip
 QWEN35 = _LINEAR | {
     "vocab_size": 248320, "intermediate_size": 12288, "num_attention_heads": 16, "num_key_value_heads": 4,

@@ -36,7 +36,7 @@ def dense(fields: Fields) -> dict[str, Any]:
     listed = fields.get("attention.recurrent_layers")
     if isinstance(listed, list) and len(listed) >= layers:
         recurrent = tuple(int(bool(each)) for each in listed[:layers])
-    found: dict[str, Any] = {"layers": layers, "output_gate": True}
+    found: dict[str, Any] = {"layers": layers, "output_gate": True, "mtp_whole": True}
     return found | ({"delta": delta, "recurrent": recurrent} if any(recurrent) else {})
 
 

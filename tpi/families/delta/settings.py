@@ -27,7 +27,7 @@ def dense(fields: Fields) -> dict[str, Any]:
     recurrent = _recurrent(fields)
     rope = hfrope.flat(fields, head_size(fields), size_field(fields, "max_position_embeddings"), partial=True)
     settings = {"delta": _delta(fields), "recurrent": recurrent} if any(recurrent) else {}
-    return rope.fields() | settings | {"output_gate": True}
+    return rope.fields() | settings | {"output_gate": True, "mtp_whole": True}
 
 
 def experts(fields: Fields) -> dict[str, Any]:
@@ -77,8 +77,11 @@ def _delta(fields: Fields) -> Delta:
 def adapt_refs(model: Model, fields: Fields) -> Model:
     """Return the model with references to the parts of fused tensors: `q_proj`, `in_proj_qkv` and the convolution.
 
-    The tensors of layers that predict further tokens need not be used.
+    The tensors of layers for multi-token prediction need not be used. Such a layer is left out if it has its own
+    embedding.
     """
+    if bool_field(fields, "mtp_use_dedicated_embeddings"):
+        model = replace(model, mtp=None)
     return adapt(model, {}, {})
 
 
@@ -142,5 +145,4 @@ def adapt(model: Model, parts: Mapping[str, HeadOrder], vectors: Mapping[str, He
             vectors=tuple(vector(*one) for one in refs.vectors),
         )
 
-    found = tuple(tuple(map(block, layer)) for layer in model.layers)
-    return replace(model, layers=found, ignored_tensors=(*model.ignored_tensors, "mtp.*", "model.mtp.*"))
+    return replace(model.with_blocks(block), ignored_tensors=(*model.ignored_tensors, "mtp.*", "model.mtp.*"))

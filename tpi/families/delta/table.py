@@ -14,21 +14,22 @@ from tpi.families.delta.names import (
     GGUF_NEXT_DELTA,
     NEXT_DELTA,
     QWEN35_DELTA,
+    with_mtp,
 )
 from tpi.families.experts import dense_qwen
 from tpi.families.huggingface.expertdefaults import num_experts
 from tpi.families.names import MISTRAL_FFN
-from tpi.families.sharednames import gguf_names, llama_names
+from tpi.families.sharednames import GGUF_MTP, gguf_names, llama_names
 
 DELTA = (
     Family(
         "qwen35",
         architectures=("Qwen3_5ForCausalLM",),
         gguf="qwen35",
-        gguf_names=replace(gguf_names(GGUF_GATED_ATTENTION, GGUF_DELTA_FFN), recurrent=GGUF_DELTA),
+        gguf_names=replace(gguf_names(GGUF_GATED_ATTENTION, GGUF_DELTA_FFN), recurrent=GGUF_DELTA, mtp=GGUF_MTP),
         gguf_settings=gguf.dense,
         adapt_gguf_refs=gguf.adapt_refs,
-        names=replace(llama_names(GATED_ATTENTION, MISTRAL_FFN), recurrent=QWEN35_DELTA),
+        names=with_mtp(replace(llama_names(GATED_ATTENTION, MISTRAL_FFN), recurrent=QWEN35_DELTA)),
         defaults=defaults.QWEN35,
         settings=settings.dense,
         adapt_refs=settings.adapt_refs,
@@ -38,10 +39,12 @@ DELTA = (
         "qwen35moe",
         architectures=("Qwen3_5MoeForCausalLM",),
         gguf="qwen35moe",
-        gguf_names=replace(gguf_names(GGUF_GATED_ATTENTION, {}, experts=GGUF_DELTA_EXPERTS), recurrent=GGUF_DELTA),
+        gguf_names=replace(
+            gguf_names(GGUF_GATED_ATTENTION, {}, experts=GGUF_DELTA_EXPERTS), recurrent=GGUF_DELTA, mtp=GGUF_MTP
+        ),
         gguf_settings=gguf.experts,
         adapt_gguf_refs=gguf.adapt_refs,
-        names=replace(llama_names(GATED_ATTENTION, {}, EXPERTS), recurrent=QWEN35_DELTA),
+        names=with_mtp(replace(llama_names(GATED_ATTENTION, {}, EXPERTS), recurrent=QWEN35_DELTA)),
         defaults=defaults.QWEN35_MOE,
         settings=settings.experts,
         adapt_refs=settings.adapt_refs,
@@ -53,11 +56,13 @@ DELTA = (
         architectures=("Qwen3NextForCausalLM",),
         gguf="qwen3next",
         gguf_names=replace(
-            gguf_names(GGUF_GATED_ATTENTION, GGUF_DELTA_FFN, experts=GGUF_DELTA_EXPERTS), recurrent=GGUF_NEXT_DELTA
+            gguf_names(GGUF_GATED_ATTENTION, GGUF_DELTA_FFN, experts=GGUF_DELTA_EXPERTS),
+            recurrent=GGUF_NEXT_DELTA,
+            mtp=GGUF_MTP,
         ),
         gguf_settings=gguf.experts,
         adapt_gguf_refs=gguf.adapt_next_refs,
-        names=replace(llama_names(GATED_ATTENTION, MISTRAL_FFN, EXPERTS), recurrent=NEXT_DELTA),
+        names=with_mtp(replace(llama_names(GATED_ATTENTION, MISTRAL_FFN, EXPERTS), recurrent=NEXT_DELTA)),
         defaults=defaults.NEXT,
         settings=settings.experts,
         adapt_refs=settings.adapt_next_refs,

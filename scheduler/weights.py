@@ -75,11 +75,11 @@ class StepListener(Protocol):
         """
 
     def abandon(self) -> None:
-        """Abort the step, because it failed."""
+        """Abort the present step, because it failed."""
 
 
 class Weights(Generic[S]):
-    """The weights of one node."""
+    """The weights of one node: its window, and the segments that use it."""
 
     def __init__(
         self,

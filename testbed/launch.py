@@ -179,7 +179,7 @@ def _kill_holder(folder: Path) -> None:
 
 
 def remove_dead(folder: Path) -> None:
-    """Remove the processes, cgroups and files of a testbed without a holder."""
+    """Remove the processes, cgroups and files of the testbed at `folder`, whose holder process has ended."""
     if not folder.exists():
         return
     try:

@@ -226,7 +226,7 @@ def _with_router(norm: NormSpec, weight: F32, scale: F32) -> tuple[NormSpec, F32
 
 
 def _neurons(config: ModelConfig, neuron: RunLayout, units: Range, norm: NormSpec) -> FfnSpec:
-    """Return the spec of the feed-forward neurons in `units`, without biases."""
+    """Return the spec of the neurons in `units`, whose layout is `neuron`. It has no biases."""
     run, numbers = replace(neuron, units=len(units)), (config.activation_threshold, config.activation_slope)
     return FfnSpec(run, config.activation, config.gated, norm, None, None, *numbers)
 

@@ -48,7 +48,7 @@ class LazyGroup(click.Group):
     """A click group that imports a command when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in `COMMANDS`, in that order."""
+        """Return the names of the subcommands, in the order in which `COMMANDS` has them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -60,7 +60,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write every command with the whole first sentence of its help."""
+        """Write every subcommand with the whole first sentence of its help."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl([(name, one.get_short_help_str(limit=500)) for name, one in commands if one is not None])

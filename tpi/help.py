@@ -31,7 +31,7 @@ class GroupedCommand(click.Command):
         return [*super().get_params(ctx), _HELP_ALL]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, those for experts only after `--help-all`."""
+        """Write the options in groups. Options for experts are written only after `--help-all`."""
         options = (one for one in self.get_params(ctx) if isinstance(one, click.Option))
         shown = {one.name: one.get_help_record(ctx) for one in options}
         records = {name: record for name, record in shown.items() if name is not None and record is not None}

@@ -68,7 +68,7 @@ class NoTrace:
 
     @property
     def rows(self) -> Iterator[Row]:
-        """Iterator over the spans recorded so far."""
+        """Iterator over the spans recorded so far: it yields none."""
         return unroll(self.page)
 
     def page(self, first: int, count: int = PAGE_SPANS) -> Page:

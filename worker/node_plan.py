@@ -33,12 +33,12 @@ class RunUnits:
 
     @property
     def name(self) -> RunName:
-        """The name of the run."""
+        """The name of the run that the units belong to."""
         return self.layout.name
 
     @property
     def nbytes(self) -> int:
-        """Bytes of these units."""
+        """Number of bytes of these units."""
         return len(self.units) * self.layout.unit_bytes
 
     def nbytes_before(self, part: "RunUnits") -> int:
@@ -96,7 +96,7 @@ class NodeBlock:
 
     @property
     def vectors_bytes(self) -> int:
-        """Bytes of all vectors."""
+        """Number of bytes of all vectors of the block."""
         return 4 * sum(vector.length for vector in self.vectors)
 
     def run(self, name: RunName) -> RunUnits:
@@ -188,7 +188,7 @@ class NodePlan:
 
     @cached_property
     def blocks(self) -> tuple[NodeBlock, ...]:
-        """All blocks in order of use."""
+        """All blocks of the node, in the order in which a step uses them."""
         return tuple(block for layer in self.layers for block in layer.blocks)
 
     def runs(self, name: RunName) -> Iterator[RunUnits]:

@@ -15,7 +15,7 @@ class Mesh(Networked):
     name = "mesh"
 
     def partners(self) -> set[int]:
-        """Return all other ranks."""
+        """Return all other ranks: in a mesh, every node exchanges messages with every other."""
         return set(self.others)
 
     def _allreduce(self, values: F32) -> Exchange:

@@ -27,7 +27,7 @@ class TwoShot(Networked):
     name = "two-shot"
 
     def partners(self) -> set[int]:
-        """Return all other ranks."""
+        """Return all other ranks: every node exchanges messages with every other."""
         return set(self.others)
 
     def _allreduce(self, values: F32) -> Exchange:

@@ -81,7 +81,7 @@ class Connections:
         return True
 
     def left(self, one: "HttpConnection") -> None:
-        """Remove a connection."""
+        """Remove a connection that has ended."""
         if one in self._all:
             self._all.remove(one)
             self._counts -= Counter([one.network])
@@ -144,7 +144,7 @@ class HttpConnection(H11Protocol):
         self.registry.note(self, silent=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Remove the connection."""
+        """Remove this connection from the list of open ones."""
         self.registry.left(self)
         super().connection_lost(exc)
 

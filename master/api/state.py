@@ -28,7 +28,7 @@ class ServeLimits:
 
 @dataclass(frozen=True)
 class ApiState:
-    """The state of one running server."""
+    """The state that the routes of one running server share."""
 
     service: Service
     models: tuple[str, ...]  # all names of the model; the first is the default

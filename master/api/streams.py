@@ -33,11 +33,11 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds left; 0 after the deadline."""
+        """Seconds until the deadline, 0 after it."""
         return max(0.0, self._ends - self._loop.time())
 
     def missed(self) -> RequestError:
-        """Return the error for a missed deadline."""
+        """Return the error that says that the deadline was missed."""
         return RequestError(f"the answer took longer than {self._limit_s:.0f} s", code="timeout", status=408)
 
 

@@ -38,7 +38,7 @@ class BatchCounts:
         """Ignore the time: a batch reports none."""
 
     def over(self, ticket: Ticket, prompt_tokens: int, ended: Ended | None) -> None:
-        """Add an answer's tokens."""
+        """Add the tokens of an answer to the counts."""
         if ended is not None:
             self.prompt_tokens += prompt_tokens
             self.made_tokens += ended.completion_tokens

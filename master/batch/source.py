@@ -32,7 +32,7 @@ class BatchLine:
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """The request of a line."""
+    """The request that a line contains."""
 
     url: str
     body: dict[str, Any]

@@ -156,7 +156,7 @@ class Deployment:
         return hidden
 
     def close(self) -> None:
-        """Stop the node of this process and free its memory. Workers stay connected. Idempotent."""
+        """Stop the node of this process and free its memory. Workers stay connected. Further calls do nothing."""
         self._resources.close()
 
 

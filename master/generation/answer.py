@@ -50,7 +50,7 @@ class Answer:
 
     @property
     def count(self) -> int:
-        """Number of generated tokens."""
+        """Number of tokens that were generated."""
         return self.counted or len(self.token_ids)
 
 

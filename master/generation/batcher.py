@@ -19,7 +19,7 @@ class Draft(Protocol):
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The ids of the tokens."""
+        """The ids of the drafted tokens."""
 
 
 Drafts = Mapping[int, Draft]

@@ -41,7 +41,7 @@ class DraftedTokens:
     right: int = 0
 
     def count(self, made: int, right: int) -> None:
-        """Add to both counts."""
+        """Add `made` drafted tokens, `right` of them right, to the counts."""
         self.made, self.right = self.made + made, self.right + right
 
 

@@ -64,7 +64,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """The parameters of a `master.generation.request.Request`."""
+    """The parameters of a `master.generation.request.Request`, as a caller gives them."""
 
     tokens: SequenceOf[int]
     sampler: Sampler
@@ -134,7 +134,7 @@ class EngineThread:
         self._thread = Thread(target=self._run, name="engine")
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread of the engine."""
         self._thread.start()
 
     def submit(self, ticket: Ticket) -> None:

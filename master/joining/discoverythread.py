@@ -52,7 +52,7 @@ class DiscoveryThread:
             self._missed.difference_update(keys)
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the thread that looks for workers."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(_STOP_S)

@@ -81,7 +81,7 @@ class WorkerProbe:
             self._kept = {one: None for one in self._kept if one.key not in owners}
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the thread that measures workers."""
         self._over.set()
         self._come.put(None)
         if self._measured is not None:

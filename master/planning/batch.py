@@ -90,7 +90,7 @@ class BatchReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield the sentences for the user."""
+        """Yield the sentences of the report, for the user."""
         ahead, request = self.forecast, self.problem.request
         yield f"batches of {request.most} requests: {policy_words(ahead.policy)}"
         yield (

@@ -45,7 +45,7 @@ class ExpertsReport:
         return self.slots.expert_count // len(self.there)
 
     def lines(self) -> list[str]:
-        """Return the sentences for the user."""
+        """Return the sentences of the report, for the user."""
         found, there, each = self.forecast, self.there, self._each
         span = f"{min(there)}" if min(there) == max(there) else f"{min(there)} to {max(there)}"
         known = (
@@ -63,7 +63,7 @@ class ExpertsReport:
         ]
 
     def fields(self) -> dict[str, Any]:
-        """Return the object for `--json`."""
+        """Return the fields of the report, for `--json`."""
         found = self.forecast
         return {
             "slots": self.slots.slots,

@@ -45,7 +45,7 @@ def print_plan(report: PlanReport) -> None:
 
 
 def print_batch(report: BatchReport | GroupBatchReport) -> None:
-    """Print how to batch the requests, in sentences."""
+    """Print sentences that say how the requests are batched."""
     console = wide_console(stderr=False)
     for line in report.lines():
         console.say(line)

@@ -26,7 +26,7 @@ class LiveFigures:
 
     @property
     def epoch(self) -> int:
-        """The deployment's number."""
+        """The number of the present deployment."""
         return self.totals[0].epoch
 
     @property

@@ -52,7 +52,7 @@ class AnswerWriter:
         self._begin()
 
     def write(self, text: str) -> None:
-        """Write more of the answer; raise the errors of `master.reporting.output.write`."""
+        """Write `text`, the next part of the answer. The errors are those of `master.reporting.output.write`."""
         if not at_terminal():
             write(text)
             return

@@ -157,7 +157,7 @@ class Tokenizer:
 
     @property
     def definition(self) -> str:
-        """The tokenizer as Hugging Face's JSON."""
+        """The tokenizer as JSON, in the format of Hugging Face's `tokenizers`."""
         return str(self._fast.to_str())
 
     def stream(self, spelled: Collection[int] = ()) -> "TokenStream":

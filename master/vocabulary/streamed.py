@@ -172,7 +172,7 @@ class StreamedTable(RowTable):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory for tiles."""
+        """Bytes of memory that the tiles take."""
         return self._window.placement.memory_bytes
 
     @property
@@ -185,7 +185,7 @@ class StreamedTable(RowTable):
         return super().take() + self._window.take()
 
     def close(self) -> None:
-        """Stop the loader's threads."""
+        """Stop the threads that load tiles."""
         self._window.close()
 
 

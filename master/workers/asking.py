@@ -112,7 +112,7 @@ class WorkerInquiry:
         return [*found, self._line.socket] if self._line else found
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the worker."""
         if self._dial:
             self._dial.close()
         if self._line:

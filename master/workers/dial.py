@@ -26,13 +26,13 @@ class Line:
     failed: bool = False
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the worker."""
         self.monitor.close()
         self.socket.close(0)
 
 
 class Dial:
-    """The connections to one address. Used by one thread at a time."""
+    """The connections to one address. Only one thread at a time may use it."""
 
     def __init__(self, net: Net, address: str, identity: bytes, key: bytes = b"") -> None:
         """Start connecting to `address` (`HOST:PORT`); with a `key`, only to its owner.

@@ -47,12 +47,12 @@ class RoundTrip:
         return self.seconds >= _FAR_S
 
     def due(self, now: float) -> bool:
-        """Return True if it is time for an exchange."""
+        """Return True if it is time to measure the round trip again."""
         free = not self._number or now - self._sent > _AGAIN_S
         return now >= self._next and free and (self._begun < _EXCHANGES or self.far)
 
     def begin(self, now: float) -> int:
-        """Begin an exchange; return the number to send, which must come back."""
+        """Begin a measurement. Return the number to send, which the worker sends back."""
         self._number, self._sent = 1 + secrets.randbits(63), now
         self._begun += 1
         self._next = now + (_APART_S if self._begun < _EXCHANGES else _AGAIN_S)
@@ -63,7 +63,7 @@ class RoundTrip:
         return bool(self._number) and now - self._sent < _FARTHEST_S
 
     def answered(self, number: int, now: float) -> None:
-        """Record that `number` came back; ignore any but the last number sent."""
+        """Record that the worker has sent `number` back. Numbers other than the last one sent are ignored."""
         if number and number == self._number:
             self._number = 0
             self.took(now - self._sent)

@@ -31,7 +31,7 @@ class Keeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread and wait for its end. Idempotent."""
+        """Stop the thread and wait for its end. Further calls do nothing."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -35,7 +35,7 @@ class _Call:
 class Recruits:
     """List of addresses that are called again and again, until the worker that answers is taken.
 
-    Used by one thread at a time; no method blocks.
+    Only one thread at a time may use it. No method blocks.
     """
 
     def __init__(self, call: Callable[[str, bytes], RemoteWorker]) -> None:
@@ -72,7 +72,7 @@ class Recruits:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses that are called."""
+        """The addresses of the workers that are called."""
         return [one.address for one in self._calls]
 
     def tend(self, now: float) -> None:
@@ -117,7 +117,7 @@ class Recruits:
         return [one.worker for one in taken if one.worker]
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the connections to all workers that are called."""
         self._forget(self._calls)
 
     def _found(self, found: _Call) -> None:

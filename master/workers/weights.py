@@ -103,7 +103,7 @@ class WeightServer:
         self._nbytes = 0  # size of the worker's part of the current plan
 
     def begin(self, assign: Assign, source: UnitSource) -> None:
-        """Serve the units of `assign` from now on."""
+        """Serve the units that `assign` lists, from `source`, from now on."""
         self.stats = TransferStats()
         self._over.append(self._allowed)
         self._assign, self._source = assign, source
@@ -131,7 +131,7 @@ class WeightServer:
                 self._answer(message)
 
     def close(self) -> None:
-        """Close the monitor and the connection."""
+        """Close the monitor and the connection to the worker."""
         self.monitor.close()
         self.channel.close()
 

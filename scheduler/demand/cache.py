@@ -207,7 +207,7 @@ class DemandCache:
         return self.slots.loaded_bytes
 
     def stats(self) -> DemandStats:
-        """Return the counts so far."""
+        """Return the counts since the cache was created."""
         return self.slots.counts()
 
     def recording(self) -> tuple[Recording, DemandStats]:
@@ -217,7 +217,7 @@ class DemandCache:
             return Recording(self._blocks, steps), (self._counted or self.shelf.counts).copy()
 
     def close(self) -> None:
-        """Stop loading, and join all threads of the cache. Idempotent."""
+        """Stop loading, and join all threads of the cache. Further calls do nothing."""
         self.slots.close()
 
     def _numbers(self, keys: Sequence[Key]) -> Units:

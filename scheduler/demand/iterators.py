@@ -43,7 +43,7 @@ class GroupIterator(Iterator[list[Bytes]]):
         return self._wait(self._units[begin : self._given])
 
     def close(self) -> None:
-        """Release all units. Idempotent."""
+        """Release all units. Further calls do nothing."""
         self._give_back(self._pinned)
         self._given = len(self._units)
 
@@ -97,7 +97,7 @@ class UnitIterator(Iterator[Bytes]):
         return self._wait(self._units[self._at : self._at + 1])[0]
 
     def close(self) -> None:
-        """Release the pinned units. Idempotent."""
+        """Release the pinned units. Further calls do nothing."""
         rest, self._pinned = self._units[max(self._at, 0) : self._pinned], 0
         self._at = len(self._units)
         self._unpin(rest)

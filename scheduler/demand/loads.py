@@ -36,7 +36,7 @@ class ReadAheadQueue:
         self._units = deque([*units, *others][:_MOST_AHEAD])
 
     def clear(self) -> None:
-        """Remove all units."""
+        """Remove all units from the queue."""
         self._units.clear()
 
     def pop(self, has_slot: Callable[[int], bool]) -> int | None:
@@ -115,7 +115,10 @@ class IdleUnlessDemanded:
 
 
 class IdleGaps:
-    """An `IdleTime` from measured times between holds that load. Not thread-safe: the cache calls it under its lock."""
+    """An `IdleTime` from measured times between holds that load.
+
+    It has no lock: the cache calls it under a lock of its own.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Measure gaps with `clock`, which returns seconds."""

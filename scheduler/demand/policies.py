@@ -21,10 +21,10 @@ _PINNED = 2.0**80  # added to the priority of a pinned unit: more than any use g
 
 
 class Policy(Protocol):
-    """An eviction policy. Not thread-safe: the cache calls it under its lock."""
+    """An eviction policy. It has no lock: the cache calls it under a lock of its own."""
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin a step: later uses belong to it."""
 
     def expect(self, units: Units) -> None:
         """Record the prediction that the next use of a block will be of `units`, all of that block."""
@@ -44,10 +44,10 @@ class Lru:
         self._now = 1
 
     def begin(self) -> None:
-        """Do nothing."""
+        """Do nothing: this policy does not count steps."""
 
     def expect(self, units: Units) -> None:
-        """Ignore the prediction."""
+        """Ignore the prediction: only uses count."""
 
     def use(self, units: Units) -> None:
         """Record that `units`, all of one block, are used now."""
@@ -76,7 +76,7 @@ class Lfu:
             self._gain = 1.0
 
     def expect(self, units: Units) -> None:
-        """Ignore the prediction."""
+        """Ignore the prediction: only uses count."""
 
     def use(self, units: Units) -> None:
         """Record that `units`, all of one block, are used now."""
@@ -104,10 +104,10 @@ class Pinned:
         self._bonus[pinned] = _PINNED
 
     def begin(self) -> None:
-        """Do nothing."""
+        """Do nothing: this policy does not count steps."""
 
     def expect(self, units: Units) -> None:
-        """Ignore the prediction."""
+        """Ignore the prediction: only uses count."""
 
     def use(self, units: Units) -> None:
         """Record that `units`, all of one block, are used now."""

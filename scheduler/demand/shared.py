@@ -37,7 +37,7 @@ class SharedHold:
         return self._wait(key)
 
     def close(self) -> None:
-        """Release all units; if a device uses them, after the calls that are queued on it. Idempotent."""
+        """Release all units; if a device uses them, after the calls that are queued on it. Further calls do nothing."""
         if not self._closed:
             self._closed = True
             self._release()

@@ -17,7 +17,7 @@ class DemandStats(LoadStats):
 
     @property
     def uses(self) -> int:
-        """Total number of uses."""
+        """Number of uses of units, whether they were in the cache or not."""
         return self.hits + self.misses + self.elsewhere
 
     @property
@@ -27,5 +27,5 @@ class DemandStats(LoadStats):
 
     @property
     def bytes_per_step(self) -> float:
-        """Bytes loaded per step."""
+        """Bytes that were loaded, per step."""
         return self.read_bytes / max(1, self.steps)

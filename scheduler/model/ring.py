@@ -95,7 +95,7 @@ def _bump(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
 
 
 def _two_ended(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
-    """Place blocks alternately at the start and at the end of the ring."""
+    """Place the blocks alternately at the start and at the end of a ring of `size` bytes."""
     uses = list(blocks) * (1 if len(blocks) % 2 == 0 else 2)
     offsets = [0 if use % 2 == 0 else size - sizes[block] for use, block in enumerate(uses)]
     return with_lags(uses, sizes, size, offsets)

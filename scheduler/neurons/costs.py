@@ -60,7 +60,10 @@ class DriftAlarm:
 
 
 class FittedCost:
-    """The cost of computing or copying neurons, as a line that is fitted again when it drifts. Not thread-safe."""
+    """The cost of computing or copying neurons, as a line that is fitted again when it drifts.
+
+    Only one thread at a time may use it.
+    """
 
     def __init__(self) -> None:
         self.line: LineCost | None = None  # None until the first fit

@@ -145,7 +145,7 @@ class LayerArena(PriorityShelf[np.int32]):
         return self.data[slots.start * size : slots.stop * size]
 
     def end(self, load: Load, error: Exception | None) -> None:
-        """Mark a move as ended; it failed if `error` is not None."""
+        """Mark the move `load` as ended. It has failed if `error` is not None."""
         super().end(load, error)
         if error is None:
             figures = self._arena.figures

@@ -14,7 +14,9 @@ _STEP = 0.25  # resolution of thresholds in the trace, in units of a score
 
 
 class NeuronMeter:
-    """The measured costs of one node's neurons, one set for each class of step sizes. Thread-safe.
+    """The measured costs of one node's neurons, one set for each class of step sizes.
+
+    Several threads may use it at once.
 
     `costs` is the set of single-token steps; it also has the cost of moves.
     """

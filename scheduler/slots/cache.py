@@ -215,7 +215,7 @@ class SlotCache(Generic[S]):
             return self.stats.copy()
 
     def close(self) -> None:
-        """Begin no more loads; return when the running ones have ended. Idempotent."""
+        """Begin no more loads; return when the running ones have ended. Further calls do nothing."""
         with self.lock:
             self.closed = True
             self._done.notify_all()

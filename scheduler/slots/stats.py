@@ -9,7 +9,10 @@ S = TypeVar("S", bound="LoadStats")
 
 
 class ReadClock:
-    """Clock of the seconds during which at least one read is in flight, in all memories that share it. Thread-safe."""
+    """Clock of the seconds during which at least one read is in flight, in all memories that share it.
+
+    Several threads may use it at once.
+    """
 
     def __init__(self) -> None:
         self._flying = 0

@@ -31,7 +31,7 @@ class LoadWorkers(Protocol):
         """True if no thread will run the loads that were announced, because the threads have ended or failed."""
 
     def close(self) -> None:
-        """Stop the threads and return when no load is running. Idempotent."""
+        """Stop the threads and return when no load is running. Further calls do nothing."""
 
 
 class Readers:
@@ -64,7 +64,7 @@ class Readers:
             self._work.release(len(loads))
 
     def close(self) -> None:
-        """Stop the threads and join them. Idempotent."""
+        """Stop the threads and join them. Further calls do nothing."""
         self._closed = True
         self._work.release(len(self._threads) or 1)
         for thread in self._threads:

@@ -39,7 +39,7 @@ class OpenFilesDisk:
         return done
 
     def close(self) -> None:
-        """Close all files; no read may be in progress. Idempotent."""
+        """Close all files; no read may be in progress. Further calls do nothing."""
         with self._lock:
             files, self._files = self._files, {}
         for file in files.values():

@@ -127,7 +127,7 @@ class TransferQueue:
         return transfer
 
     def close(self) -> None:
-        """Cancel waiting transfers, wait for running ones, and join the threads. Idempotent."""
+        """Cancel waiting transfers, wait for running ones, and join the threads. Further calls do nothing."""
         with self._lock:
             self._closed = True
             cancelled, self._waiting = self._waiting, []

@@ -31,7 +31,7 @@ Fill = Callable[[Bytes], None]
 
 @dataclass(frozen=True)
 class RingSegment:
-    """One segment that passes through the ring."""
+    """One segment of a node's weights that passes through the ring."""
 
     name: str  # its name in traces and errors
     nbytes: int
@@ -42,7 +42,7 @@ class RingSegment:
 
 @dataclass(frozen=True)
 class RingPart:
-    """The ring's memory on one accelerator."""
+    """The memory of the ring on one accelerator."""
 
     device: Device
     memory: Bytes  # at least as large as the ring's part on this accelerator
@@ -60,7 +60,7 @@ class SegmentShelf(CyclicShelf, Source):
         self.slots = [self._slot(parts, *place) for place in zip(ring.blocks, ring.offsets, strict=True)]
 
     def name_of(self, unit: int) -> str:
-        """Return the name of a segment."""
+        """Return the name of the segment `unit`, for messages and traces."""
         return self._contents[unit].name
 
     def load_of(self, use: int, place: int) -> Load:
@@ -156,7 +156,7 @@ class DeviceRing:
 
 
 class RingHold:
-    """Context manager of `DeviceRing.hold`."""
+    """The context manager that `DeviceRing.hold` returns."""
 
     __slots__ = ("_ring", "_segment", "_use")
 

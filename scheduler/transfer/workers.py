@@ -43,7 +43,7 @@ class QueueWorkers:
         return bool(self._asked and self._asked[-1].done and self._asked[-1].error)
 
     def close(self) -> None:
-        """Wait for the submitted transfers to end. Idempotent."""
+        """Wait for the submitted transfers to end. Further calls do nothing."""
         for ticket in list(self._asked):
             ticket.join()
 

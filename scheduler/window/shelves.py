@@ -54,7 +54,7 @@ class StreamedShelf(CyclicShelf):
         self._stragglers = 0  # number of cancelled loads with chunks that are still being read
 
     def name_of(self, unit: int) -> str:
-        """Return the name of a block."""
+        """Return the name of the block `unit`, for messages and traces."""
         return self._log.name(unit)
 
     def load_of(self, use: int, place: int) -> Load | None:

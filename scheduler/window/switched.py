@@ -40,7 +40,7 @@ class SwitchedWindow:
 
     @property
     def placement(self) -> Placement:
-        """The present placement."""
+        """The placement of the present window."""
         return self._now.placement
 
     def switch(self, placement: Placement) -> None:

@@ -90,7 +90,7 @@ class Window(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop loading and join every thread. Idempotent."""
+        """Stop loading and join every thread. Further calls do nothing."""
         ...
 
 
@@ -231,7 +231,7 @@ class MemoryWindow:
         self.take()
 
     def take(self) -> WindowStats:
-        """Return the counts since the last `take`."""
+        """Return the counts since the last call of `take`."""
         return self._loader.take()
 
     def costs(self) -> Costs:
@@ -252,7 +252,7 @@ class MemoryWindow:
         return self._loader.position()
 
     def close(self) -> None:
-        """Stop loading and join every thread. Data that is still held stays valid. Idempotent."""
+        """Stop loading and join every thread. Data that is still held stays valid. Further calls do nothing."""
         self._loader.close()
 
 

@@ -149,7 +149,7 @@ class TcBackend:
             self._carry_out([KernelRequest(far, "link", "set", {"dev": f"l{number}", "state": "down"})])
 
     def heal(self, device: str) -> None:
-        """Undo `cut` and `slow`."""
+        """Undo `cut` and `slow`: all packets pass again, with the bandwidth and latency of the device's links."""
         for number, link, far in self._cables(device):
             self._carry_out([KernelRequest(far, "link", "set", {"dev": f"l{number}", "state": "up"})])
             self._carry_out(list(routes(self._topology, far)))

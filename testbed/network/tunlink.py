@@ -82,7 +82,7 @@ class TunLink:
             channel.cut = True
 
     def heal(self, device: str) -> None:
-        """Undo `cut` and `slow`."""
+        """Undo `cut` and `slow`: all packets pass again, with the bandwidth and latency of the device's links."""
         for ends, channel in self._of(device).items():
             channel.cut = False
             channel.latency, channel.seconds_per_byte = self._base[ends]

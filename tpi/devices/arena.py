@@ -22,7 +22,7 @@ class AddressOnlyArray(np.ndarray[Any, np.dtype[Any]]):
     """
 
     def __repr__(self) -> str:
-        """Return the dtype, shape and address."""
+        """Return a text with the dtype, shape and address of the array. Its values cannot be read."""
         return f"<{self.dtype} {list(self.shape)} of a device, named by {self.ctypes.data:#x}>"
 
     __str__ = __repr__
@@ -43,7 +43,7 @@ def no_other_use(room: int) -> int:
 
 
 class Arena:
-    """Device memory, allocated in whole pages up to a limit. Thread-safe.
+    """Device memory, allocated in whole pages up to a limit. Several threads may use it at once.
 
     An array of an arena gives an address and a number of bytes. If the host cannot read the device's memory, only the
     device's own kernels and copies may access the bytes. Slices, views and reshapes of the array work as usual.
@@ -106,7 +106,10 @@ class Arena:
         return memory[:size]
 
     def _within_limit(self, size: int, cuts: Sequence[int]) -> Bytes:
-        """Allocate `size` bytes, which `used` already includes; raise DeviceFullError if they do not fit."""
+        """Allocate `size` bytes, which `used` already includes.
+
+        Raise DeviceFullError if the memory has no room for them.
+        """
         if self.limit is not None and (used := self._used + self._other_use(self.limit - self._used)) > self.limit:
             raise DeviceFullError(self._device, self.limit, used)
         return self._allocate_cut(size, cuts) if cuts and self._allocate_cut else self._allocate(size)

@@ -75,7 +75,9 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait until all started calls and copies have ended, then release threads and memory. Idempotent."""
+        """Wait until all started calls and copies have ended, then release threads and memory. Further calls do
+        nothing.
+        """
         ...
 
 

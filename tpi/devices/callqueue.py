@@ -19,7 +19,7 @@ class CallQueue:
         return QueuedCall(self._thread.submit(call))
 
     def close(self) -> None:
-        """Wait until all queued calls have ended, then end the thread. Idempotent."""
+        """Wait until all queued calls have ended, then end the thread. Further calls do nothing."""
         self._thread.shutdown()
 
 

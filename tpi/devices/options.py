@@ -105,7 +105,7 @@ class DeviceOptions:
 
     @property
     def arguments(self) -> list[str]:
-        """Command-line arguments that result in these options."""
+        """The command-line arguments that lead to these options."""
         offload = self.offload
         several = [("--device", name) for name in self.devices]
         several += [("--gpu-memory", f"{size}B") for size in self.gpu_memory]

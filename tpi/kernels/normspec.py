@@ -90,7 +90,7 @@ class LatentSpec:
 
     @property
     def rank(self) -> int:
-        """Number of values that are normed."""
+        """Number of values of the latent vector that are normed."""
         return len(self.norm.weight)
 
 

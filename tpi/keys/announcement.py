@@ -38,7 +38,7 @@ class Announcement:
 
     @property
     def packed_hosts(self) -> list[bytes]:
-        """The addresses in network byte order."""
+        """The addresses of this machine, in network byte order."""
         return [socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host) for host in self.hosts]
 
     @property

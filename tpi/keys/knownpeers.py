@@ -34,7 +34,7 @@ class KnownPeers:
         return new
 
     def leave(self, place: Place, key: bytes) -> None:
-        """Remove the record of a key that was not admitted."""
+        """Remove the record of `key` at `place`, because the key was not admitted."""
         with self._lock:
             self._keys.get(place, set()).discard(key)
 

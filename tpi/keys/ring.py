@@ -35,7 +35,7 @@ class PairedKey:
 
 @dataclass(frozen=True)
 class TrustedKeys:
-    """The content of the key file."""
+    """The keys of other machines that this machine trusts, as the key file lists them."""
 
     paired: tuple[PairedKey, ...] = ()
     revoked: frozenset[bytes] = frozenset()

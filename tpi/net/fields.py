@@ -94,7 +94,7 @@ class Card:
 
     @property
     def options(self) -> OffloadOptions:
-        """The owner's options as an `OffloadOptions`."""
+        """The options of the card's owner, as an `OffloadOptions`."""
         return OffloadOptions(self.weights, self.kv, self.pipeline, self.crossover or None)
 
 

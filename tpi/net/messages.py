@@ -348,7 +348,7 @@ class Alive:
 @message
 @dataclass(frozen=True)
 class Bye:
-    """Notice that the sender leaves."""
+    """Notice that the sender leaves its peer."""
 
     session: Id64
 

@@ -55,7 +55,7 @@ class Pieces:
         self._offset = 0
 
     def put(self, data: bytes | memoryview) -> None:
-        """Append a buffer without copying it."""
+        """Append a buffer to the message without copying the buffer."""
         if len(data):
             self._views.append(memoryview(data).cast("B"))
 

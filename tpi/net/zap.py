@@ -30,7 +30,7 @@ class ZapHandler:
     """
 
     def __init__(self, context: "zmq.Context[Socket]", admits: Admits) -> None:
-        """Start the handler's thread, which calls `admits`."""
+        """Start the handler's thread, which calls `admits` for each connection."""
         self.refused = 0
         self._last_reason = ""
         self.callers = KnownPeers()

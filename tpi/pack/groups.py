@@ -45,7 +45,7 @@ class Coding:
 
     @property
     def numbers(self) -> F32:
-        """The number that each code stands for."""
+        """The numbers that the codes stand for, in the order of the codes."""
         return np.array(self.table or np.arange(1 << sum(self.planes)) - self.offset, np.float32)
 
 

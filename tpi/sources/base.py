@@ -63,7 +63,7 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """Close all open files."""
+        """Close all files of the source."""
 
 
 class FileSource:

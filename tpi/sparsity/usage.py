@@ -44,7 +44,7 @@ class NeuronProfile:
 
     @classmethod
     def empty(cls, of: str, layers: int, neurons: int) -> "NeuronProfile":
-        """Create an empty profile."""
+        """Create a profile without any sample, for a model of `layers` layers with `neurons` neurons each."""
         width = -(-neurons // 8)
         return cls(of, 0, neurons, np.zeros((layers, neurons), np.int64), np.zeros((layers, 0, width), np.uint8))
 
@@ -60,7 +60,7 @@ class NeuronProfile:
 
     @property
     def layers(self) -> int:
-        """Number of layers."""
+        """Number of layers of the model."""
         return len(self.counts)
 
     @property

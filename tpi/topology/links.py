@@ -47,7 +47,7 @@ class LinkTable:
         return self.links[min(a, b), max(a, b)]
 
     def of(self, rank: int) -> Iterator[Link]:
-        """Return all links of one node."""
+        """Return the links between the node of rank `rank` and all others."""
         return (self.between(rank, other) for other in range(self.size) if other != rank)
 
     def latency_s(self) -> float:

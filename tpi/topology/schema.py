@@ -50,12 +50,12 @@ class Section:
         return list(self._fields)
 
     def node(self, name: str) -> yaml.Node | None:
-        """Return the raw value of a field, or None if it is absent."""
+        """Return the unparsed value of the field `name`, or None if the section does not have it."""
         self._known.append(name)
         return self._fields.get(name)
 
     def take(self, name: str, parse: Callable[[str], T]) -> T | None:
-        """Return the parsed value of a field, or None if it is absent."""
+        """Return the value of the field `name`, parsed by `parse`, or None if the section does not have it."""
         node = self.node(name)
         if node is None:
             return None

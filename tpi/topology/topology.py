@@ -52,7 +52,7 @@ class HostLink:
 
 @dataclass(frozen=True)
 class Hop:
-    """One link crossed in one direction."""
+    """One link that a packet crosses, and the direction."""
 
     link: HostLink
     source: str
@@ -138,7 +138,7 @@ class Topology:
         return sum(hop.link.latency for hop in self.path(source, target))
 
     def jitter(self, source: str, target: str) -> float:
-        """Return the largest deviation from `latency`, in seconds."""
+        """Return the largest deviation from `latency` on the path, in seconds."""
         return sum(hop.link.jitter for hop in self.path(source, target))
 
     def bandwidth(self, source: str, target: str) -> float:

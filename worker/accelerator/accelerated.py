@@ -189,7 +189,7 @@ class Accelerators:
         return self._rings.hold(piece, short)
 
     def close(self) -> None:
-        """Stop all transfers and join their threads. Idempotent."""
+        """Stop all transfers and join their threads. Further calls do nothing."""
         self._queue.close()
 
     def _home(self, pages: int) -> KvPages:

@@ -102,7 +102,7 @@ class ExpertAccelerated(Accelerators):
         )
 
     def close(self) -> None:
-        """Close the arena, stop all transfers and join their threads. Idempotent."""
+        """Close the arena, stop all transfers and join their threads. Further calls do nothing."""
         if self.arena is not None:
             self.arena.close()
         super().close()

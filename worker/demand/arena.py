@@ -47,7 +47,7 @@ class LinkedExperts(HostUnits):
 
 
 class ExpertArena:
-    """A cache of whole experts in a device's memory. Used by one thread and by calls on the device.
+    """A cache of whole experts in a device's memory. Only one thread, and calls on the device, use it.
 
     Attributes:
         short: True if the current step is short. Longer steps use cached experts but load none.
@@ -192,7 +192,7 @@ class ExpertArena:
         return self._best
 
     def close(self) -> None:
-        """Stop loading experts. Idempotent."""
+        """Stop loading experts. Further calls do nothing."""
         self.cache.close()
 
     def _in_time(self) -> bool:
@@ -211,4 +211,4 @@ class _Stays:
         return self._data
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing."""
+        """Do nothing: the experts stay in memory."""

@@ -37,5 +37,5 @@ def hits(counted: DemandStats | ReplayResult) -> str:
 
 
 def megabytes(counted: DemandStats | ReplayResult) -> str:
-    """Return the MB read per step."""
+    """Return the megabytes read per step."""
     return f"{counted.bytes_per_step / MB:.2f}"

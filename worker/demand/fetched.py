@@ -89,7 +89,7 @@ class DemandExperts:
         )
 
     def close(self) -> None:
-        """Join the readers. Idempotent."""
+        """Join the readers. Further calls do nothing."""
         self.cache.close()
 
     def _bound(self, recording: Recording) -> ReplayResult:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Remembered(Generic[T]):
-    """A measurement, with its time and conditions."""
+    """A measurement, the time at which it was made, and the conditions under which it holds."""
 
     figures: T
     at: float  # seconds since 1970

@@ -20,7 +20,8 @@ ASKED_AGAIN = 32  # choices of all neurons after which active ones are tried onc
 class DenseFallback:
     """The choice for each block of one node: all neurons on the CPU, or active neurons on both sides.
 
-    Used by one thread. A limit is the share of active neurons above which computing all neurons on the CPU is faster.
+    A limit is the share of active neurons above which computing all neurons on the CPU is faster. Only one thread uses
+    the object.
     """
 
     def __init__(self, limit: float | None = None) -> None:

@@ -95,12 +95,12 @@ class StepComparison:
         self.abandon()
 
     def abandon(self) -> None:
-        """Discard the measurements of the current step."""
+        """Discard the measurements of the present step, because the step failed."""
         self._now, self._blocks = 0.0, 0
 
 
 class SparsityJudge:
-    """A judge that decides for each step whether a node computes only predicted neurons. Used by one thread."""
+    """A judge that decides for each step whether a node computes only predicted neurons. Only one thread uses it."""
 
     def __init__(self, mode: Mode, limit: float | None = None) -> None:
         """Create a judge; `limit` is the share of active neurons above which all are computed, None to measure it."""

@@ -65,7 +65,9 @@ class PlacedPredictor:
 
 
 class LookaheadPredictions:
-    """The predictions of one node, layer by layer. Used by one thread; devices may compute them in the background."""
+    """The predictions of one node, layer by layer. Only one thread uses them. Devices may compute them in the
+    background.
+    """
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ def ignore_prediction(layer: int, choice: NeuronChoice) -> None:
 
 
 class Predictions:
-    """The predictions of one node. Used by one thread."""
+    """The predictions of one node. Only one thread uses it."""
 
     def __init__(self, scorers: Mapping[int, Scorer], on_prediction: OnPrediction = ignore_prediction) -> None:
         """Create predictions.

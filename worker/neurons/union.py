@@ -97,7 +97,9 @@ class _Size:
 
 
 class UnionCosts:
-    """Measured times of one node's blocks on the host, with all neurons and with predicted ones. Used by one thread."""
+    """Measured times of one node's blocks on the host, with all neurons and with predicted ones. Only one thread
+    uses it.
+    """
 
     def __init__(self, limit: float | None = None) -> None:
         """Create costs; `limit` is the share of active neurons above which all are computed, None to measure it."""

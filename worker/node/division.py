@@ -57,7 +57,7 @@ class Halves:
         return [MicroBatch(x[half], batch.cut(half), memory) for half, memory in halves], block_by_block
 
     def joined(self, parts: Sequence[MicroBatch]) -> F32:
-        """Return the hidden states of the halves as one array `[tokens, hidden]`."""
+        """Return the hidden states of both halves as one array, `[tokens, hidden]`."""
         return parts[0].x if len(parts) == 1 else np.concatenate([part.x for part in parts])
 
     def alone(self, x: F32, batch: Batch) -> MicroBatch:

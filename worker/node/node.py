@@ -94,7 +94,7 @@ class Node:
 
     @property
     def mode(self) -> "Mode":
-        """The mode in which the node runs."""
+        """The mode that the node runs in, one of those of `worker.plan.modes`."""
         return self._residence.mode
 
     @property
@@ -130,7 +130,7 @@ class Node:
 
     @property
     def trace(self) -> NoTrace:
-        """Recorder of the node's spans."""
+        """The recorder of the node's spans."""
         return self.loop.trace
 
     def run(self, step: Step) -> F32 | None:

@@ -182,7 +182,7 @@ class BatchAccelerated(Accelerators):
         return gathered(segment, parts, mixture.experts)
 
     def close(self) -> None:
-        """Stop all transfers and join all threads, also the threads of the lanes. Idempotent."""
+        """Stop all transfers and join all threads, also the threads of the lanes. Further calls do nothing."""
         super().close()
         self.lanes.close()
 

@@ -65,6 +65,6 @@ class BatchLanes:
         return Finished(lambda: None) if self._cross is None else self._cross(nbytes, up)
 
     def close(self) -> None:
-        """Join the threads. Idempotent."""
+        """Join the threads. Further calls do nothing."""
         self._thread.close()
         self._adding.close()

@@ -41,6 +41,6 @@ class LongHold:
 
 
 def close_all(holds: Sequence[LongHold]) -> None:
-    """End all of `holds`."""
+    """End each of `holds`."""
     for hold in holds:
         hold.close()

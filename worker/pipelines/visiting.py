@@ -250,7 +250,7 @@ class _Nothing(QueuedTransfer):
 
 
 def _no_call() -> None:
-    """Do nothing: no page is moved."""
+    """Do nothing. This takes the place of a call that moves pages."""
 
 
 def _nothing_to_save() -> QueuedTransfer:

@@ -54,7 +54,7 @@ class RecordPlan:
 
     @property
     def slots_bytes(self) -> int:
-        """Bytes of all slots."""
+        """Number of bytes of all slots together."""
         return sum(layer.nbytes for layer in self.layers.values())
 
     @property

@@ -124,7 +124,7 @@ class Compute:
         return node.trace if node else OFF
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the compute thread."""
         self._thread.start()
 
     def put(self, job: Job) -> None:

@@ -101,7 +101,7 @@ class Daemon:
         self._compute.dropped = self._all_dropped
 
     def run(self) -> None:
-        """Serve masters, one after the other."""
+        """Serve masters, one after the other, until a signal ends the worker."""
         self._catch_signals()
         self._compute.start()
         self._announcer = self._announced()

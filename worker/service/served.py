@@ -63,7 +63,7 @@ class ServedNode(Protocol):
 
     @property
     def trace(self) -> NoTrace:
-        """Recorder of the node's spans."""
+        """The recorder of the node's spans."""
 
     def run(self, step: Step) -> object:
         """Forget the released sequences, then run the step."""

@@ -27,7 +27,7 @@ class StoredImage:
 
     @property
     def partial(self) -> bool:
-        """True if the image is not complete."""
+        """True if some units of the image are missing."""
         return self.path.suffix == ".part"
 
     def remove(self) -> None:

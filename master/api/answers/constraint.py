@@ -217,7 +217,7 @@ class Grammars:
         self._processes[-1].start()
 
     def close(self) -> None:
-        """Stop the child processes."""
+        """Stop the child processes that compile grammars."""
         for process in self._processes:
             process.close()
 

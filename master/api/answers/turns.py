@@ -32,7 +32,7 @@ class FairExecutor:
             return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     def close(self) -> None:
-        """Join the thread."""
+        """Join the thread that calls run on."""
         self._thread.shutdown(cancel_futures=True)
 
 

@@ -123,7 +123,7 @@ class FunctionTool(FormPart):
 
 
 class NamedFunction(FormPart):
-    """The name of a function."""
+    """The name of the function that must be called."""
 
     name: str
 

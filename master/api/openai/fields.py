@@ -102,7 +102,7 @@ class StreamOptions(FormPart):
 
 
 class CommonFields(SamplingFields):
-    """Fields of both chat completions and completions."""
+    """Fields that chat completions and completions have in common."""
 
     harmless = CALLER | CACHING | SWITCHED_OFF | {"keep_alive", "prediction"}
     neutral = NEUTRAL
@@ -115,7 +115,7 @@ class CommonFields(SamplingFields):
     ignore_eos: bool | None = None
 
     def stops(self) -> tuple[str, ...]:
-        """Return the stop sequences."""
+        """Return the texts that end an answer."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
@@ -125,7 +125,7 @@ class CommonFields(SamplingFields):
 
 
 class JsonSchema(FormPart):
-    """A JSON schema with its name."""
+    """The schema of an answer, and its name."""
 
     harmless = frozenset(("description", "name", "strict"))  # the schema is always enforced
 
@@ -133,7 +133,7 @@ class JsonSchema(FormPart):
 
 
 class TextFormat(FormPart):
-    """An answer of any text."""
+    """The format of an answer that may be any text."""
 
     type: Literal["text"]
 

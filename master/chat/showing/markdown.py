@@ -51,7 +51,7 @@ class MarkdownScreen:
         self._words = WordWrap[str](columns)
 
     def write(self, text: str) -> None:
-        """Show more of the answer."""
+        """Show `text`, the next part of the answer."""
         self._rest += harmless(text)
         while "\n" in self._rest:
             line, _, self._rest = self._rest.partition("\n")

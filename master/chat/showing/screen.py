@@ -11,7 +11,7 @@ class Screen(Protocol):
     """A display of one answer after another."""
 
     def write(self, text: str) -> None:
-        """Show more of the answer; raise the errors of `master.reporting.output.write`."""
+        """Show `text`, the next part of the answer. The errors are those of `master.reporting.output.write`."""
 
     def resume(self, text: str) -> None:
         """Prepare to continue an answer whose `text` was shown before."""

@@ -79,7 +79,7 @@ class GroupBatchReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield the sentences for the user."""
+        """Yield the sentences of the report, for the user."""
         first, most = self.forecasts[0].policy, self.problems[0].request.most
         yield (
             f"batches of {most} requests: {first.batch} at once (N), {first.micro_batches} micro-batches of "

@@ -78,7 +78,7 @@ class ComparedLayouts:
         return layout_words(layout, self.names)
 
     def fields(self) -> dict[str, Any]:
-        """Return the object for `--json`, in seconds."""
+        """Return the fields of the table for `--json`. Times are in seconds."""
         return {
             "used": self._fields(self.use),
             "best": [self._fields(layout) for layout in self.best],
@@ -128,5 +128,5 @@ def _group(members: Members, names: Sequence[str]) -> str:
 
 
 def seconds_by_part(layout: Layout) -> dict[str, float]:
-    """Return the seconds of a token by resource."""
+    """Return the seconds of a token, by the resource that they are spent on."""
     return dict(zip(PARTS, (layout.compute, layout.exchange, layout.hops, layout.disk), strict=True))

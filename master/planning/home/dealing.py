@@ -69,7 +69,7 @@ class HomeModel:
 
     @cached_property
     def staged(self) -> StageProblem:
-        """The problem that `scheduler.model.home.layouts.best_layout` solves."""
+        """The problem of choosing stages, which `scheduler.model.home.layouts.best_layout` solves."""
         config, segments = self.shape.config, self.whole.work.segments
         weights, nbytes = (sum(getattr(each, what) for each in segments) for what in ("weights", "nbytes"))
         return StageProblem(

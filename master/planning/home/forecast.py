@@ -48,12 +48,12 @@ class MemberForecast:
 
     @cached_property
     def prompt(self) -> OffloadForecast:
-        """The times of its prompts."""
+        """The forecast of the times of its prompts."""
         return forecast(self.long, self.places)
 
     @property
     def request(self) -> Workload:
-        """The requests that were planned for."""
+        """The requests that the plan is for."""
         return self.long.request
 
 

@@ -62,7 +62,7 @@ class HomeReport:
 
     @property
     def layout(self) -> Layout:
-        """The layout to use."""
+        """The layout that a run would use."""
         return self.ahead.layout
 
     @property
@@ -86,7 +86,7 @@ class HomeReport:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds of a token by resource."""
+        """Seconds of a token, by the resource that they are spent on."""
         return seconds_by_part(self.layout) | {"disks": self.ahead.disk}
 
     @property
@@ -95,7 +95,7 @@ class HomeReport:
         return max(self.ahead.members, key=lambda each: each.decode.seconds)
 
     def name(self, member: MemberForecast) -> str:
-        """Return the name of a node."""
+        """Return the name of the node that `member` describes."""
         return self.model.home.names[member.rank]
 
     def holds(self, member: MemberForecast) -> dict[str, int]:

@@ -22,12 +22,12 @@ class Turn:
 
     @property
     def role(self) -> str:
-        """The role of the message."""
+        """The role of the message, such as `user`."""
         return str(self.message["role"])
 
     @property
     def content(self) -> str:
-        """The content as text."""
+        """The content of the message as text."""
         return str(self.message.get("content") or "")
 
     def __add__(self, text: str) -> "Turn":

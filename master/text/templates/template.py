@@ -88,7 +88,7 @@ class ChatTemplate:
         return frozenset(self._ask({"names_read": True})["names_read"])
 
     def close(self) -> None:
-        """Stop the child process."""
+        """Stop the child process that runs the template."""
         self._process.close()
 
     def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:

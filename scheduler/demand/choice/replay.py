@@ -28,7 +28,7 @@ class Recording:
 
     @cached_property
     def uses(self) -> list[Units]:
-        """All uses of all steps, in order."""
+        """All uses of all steps, in the order in which they happened."""
         return [use for step in self.steps for use in step]
 
     @cached_property
@@ -100,7 +100,7 @@ class Belady:
             self._next[uses[at]] = at
 
     def begin(self) -> None:
-        """Do nothing."""
+        """Do nothing: this policy does not count steps."""
 
     def expect(self, units: Units) -> None:
         """Ignore the prediction: this policy knows all later uses."""

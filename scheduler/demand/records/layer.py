@@ -90,7 +90,7 @@ class RecordShelf(PriorityShelf[np.int32]):
         return super().claim(units)
 
     def end(self, load: Load, error: Exception | None) -> None:
-        """Mark a read as ended; it failed if `error` is not None."""
+        """Mark the read `load` as ended. It has failed if `error` is not None."""
         assert isinstance(load, RecordLoad)
         self._counts.reads += len(load.read.ranges)
         super().end(load, error)

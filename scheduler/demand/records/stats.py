@@ -31,7 +31,7 @@ class RecordStats(LoadStats):
 
     @property
     def mean_read(self) -> float:
-        """Mean bytes of a read."""
+        """Mean number of bytes of a read."""
         return self.read_bytes / max(1, self.reads)
 
     def describe(self) -> str:

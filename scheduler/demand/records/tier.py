@@ -116,9 +116,9 @@ class RecordTier:
         self._slots.abandon()
 
     def stats(self) -> RecordStats:
-        """Return the counts so far."""
+        """Return the counts since the tier was created."""
         return self._slots.counts()
 
     def close(self) -> None:
-        """Begin no more reads; return when the running ones have ended. Idempotent."""
+        """Begin no more reads; return when the running ones have ended. Further calls do nothing."""
         self._slots.close()

@@ -138,12 +138,12 @@ class Layout:
 
     @property
     def compute(self) -> float:
-        """Seconds of computing, the head's included."""
+        """Seconds that a token spends on computing, the head included."""
         return self.turn + sum(stage.split.compute for stage in self.stages)
 
     @property
     def exchange(self) -> float:
-        """Seconds of all allreduces."""
+        """Seconds that a token spends on allreduces."""
         return sum(stage.split.exchange for stage in self.stages)
 
     @property
@@ -153,7 +153,7 @@ class Layout:
 
     @property
     def disk(self) -> float:
-        """Seconds spent waiting for disks."""
+        """Seconds that a token waits for disks."""
         return sum(stage.split.disk for stage in self.stages)
 
     @property

@@ -33,7 +33,7 @@ class NeuronPlacement:
     impact: float
 
     def nbytes(self, problem: NeuronProblem) -> int:
-        """Return the bytes of the accelerator's memory that the placement takes."""
+        """Return the number of bytes of the accelerator's memory that the placement takes."""
         return sum(
             len(chosen) * layer.neuron_bytes + kept * layer.predictor_bytes
             for chosen, kept, layer in zip(self.neurons, self.predictors, problem.layers, strict=True)

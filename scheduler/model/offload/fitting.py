@@ -101,7 +101,7 @@ class TakenBytes:
 
     @property
     def total(self) -> I64:
-        """Bytes for all purposes."""
+        """Number of bytes for all purposes together."""
         found: I64 = self.resident + self.kv + self.slots + self.activations
         return found
 

@@ -53,7 +53,7 @@ class MemoryParts:
 
     @property
     def total(self) -> int:
-        """Bytes for all purposes."""
+        """Number of bytes for all purposes together."""
         return self.weights + self.slots + self.kv + self.activations + self.other
 
 

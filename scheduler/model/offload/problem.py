@@ -61,16 +61,16 @@ class Problem:
 
     @cached_property
     def sizes(self) -> I64:
-        """Bytes of each segment, `[segments, 1]`."""
+        """Number of bytes of each segment, `[segments, 1]`."""
         return np.array([[segment.nbytes] for segment in self.work.segments])
 
     @cached_property
     def attends(self) -> Mask:
-        """Mask of attention segments, `[segments, 1]`."""
+        """Mask of the segments that are attention segments, `[segments, 1]`."""
         return np.array([[segment.kind == "attention"] for segment in self.work.segments])
 
     def dealt(self, card: int) -> Mask:
-        """Return which segments belong to an accelerator, `[segments, 1]`."""
+        """Return which segments belong to the accelerator `card`, `[segments, 1]`."""
         found: Mask = np.array(self.cards or (0,) * len(self.work.segments)).reshape(-1, 1) == card
         return found
 

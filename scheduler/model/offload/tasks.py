@@ -68,7 +68,7 @@ class Tasks:
         return self.cards[segment] if self.cards else 0
 
     def dealt(self, card: int) -> Mask:
-        """Return which segments are dealt to an accelerator, `[segments, 1]`."""
+        """Return which segments belong to the accelerator `card`, `[segments, 1]`."""
         return _dealt(self.cards, card, len(self.host))
 
     @classmethod
@@ -134,7 +134,7 @@ class Candidates:
 
     @classmethod
     def of(cls, work: NodeWork, offloads: Sequence[Offload], phase: RequestPhase) -> "Candidates":
-        """Return the candidates for these configurations in a phase."""
+        """Return the candidates `offloads` of the node's work in the phase `phase`."""
         tiers = np.array([offload.residence for offload in offloads]).T
         there = np.array([offload.places(phase) for offload in offloads]).T == "accelerator"
         attends = _column([segment.kv_token for segment in work.segments]) > 0

@@ -91,7 +91,7 @@ class _Clock:
         return self._ready
 
     def _segment(self, number: int) -> F64:
-        """Simulate loading, computing and saving one segment; return the time at which it ends."""
+        """Simulate loading, computing and saving the segment `number`. Return the time at which the segment ends."""
         masks, tasks, card = self._masks, self._tasks, self._card(number)
         here = self._read(number) if self._reads[number] else (self._never, self._never)
         arrived = self._copy_up(number, *here) if self._copied[number] else self._never

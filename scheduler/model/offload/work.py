@@ -145,6 +145,6 @@ class Offload:
 
 
 def kv_pages(work: NodeWork, request: Workload) -> int:
-    """Return the bytes of the pages for the context of every sequence."""
+    """Return the bytes of all pages that the contexts of all sequences take."""
     pages = request.sequences * -(-request.context // PAGE_TOKENS)
     return pages * PAGE_TOKENS * work.kv_token

@@ -37,7 +37,7 @@ class BatchForecast:
 
 
 def forecast_batch(problem: BatchProblem, policy: BatchPolicy) -> BatchForecast:
-    """Return the forecast of a policy that fits."""
+    """Return the forecast of `policy`, which must fit into the memories of the node."""
     at = PolicyPoint.of(policy)
     busy: dict[RequestPhase, dict[str, float]] = {
         phase: {name: float(value) for name, value in roofs(problem, at, phase).items()} for phase in REQUEST_PHASES

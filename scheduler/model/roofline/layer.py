@@ -61,17 +61,17 @@ class LayerShape:
 
     @property
     def sharers(self) -> float:
-        """Query heads per key and value head."""
+        """Number of query heads that share a key and value head."""
         return 2 * self.mixed / (self.heads - self.mixed) if self.heads > self.mixed else 1.0
 
     @property
     def nbytes(self) -> float:
-        """Bytes of all weights of the layer."""
+        """Number of bytes of all weights of the layer."""
         return self.attention_bytes + self.feed_forward_bytes
 
     @property
     def feed_forward_bytes(self) -> float:
-        """Bytes of all neurons."""
+        """Number of bytes of all neurons of the layer."""
         return self.ffn_bytes + self.routed_bytes
 
     def touched(self, tokens: Number) -> Number:

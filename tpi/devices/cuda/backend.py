@@ -75,7 +75,7 @@ class TorchBackend(Protocol):
         ...
 
     def lane(self) -> TorchStream:
-        """Return a new stream."""
+        """Return a new stream of the device."""
         ...
 
     def zeros(self, size: int) -> Tensor:
@@ -113,7 +113,7 @@ class CudaBackend:
         return bool(getattr(torch.cuda.get_device_properties(self.device), "is_integrated", False))
 
     def lane(self) -> TorchStream:
-        """Return a new stream."""
+        """Return a new stream of the card."""
         return CudaLane(torch.cuda.Stream(self.device))
 
     def zeros(self, size: int) -> Tensor:

@@ -41,7 +41,7 @@ class SpecVectors:
         return torch.tensor(np.ascontiguousarray(array), device=self._device)
 
     def clear(self) -> None:
-        """Release all cached arrays."""
+        """Release all arrays that this cache holds."""
         self._kept.clear()
 
 

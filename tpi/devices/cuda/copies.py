@@ -51,7 +51,7 @@ class CudaCopy:
 
 
 class CudaCopies:
-    """The copies between host and card in one direction. Thread-safe."""
+    """The copies between host and card in one direction. Several threads may use it at once."""
 
     def __init__(self, device: str, lane: TorchStream) -> None:
         self._device = device

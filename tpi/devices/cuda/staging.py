@@ -21,7 +21,7 @@ class _Owner:
 
 
 class Staging:
-    """The pinned memory of one card. Thread-safe."""
+    """The pinned memory of one card. Several threads may use it at once."""
 
     def __init__(self, backend: TorchBackend) -> None:
         self._backend = backend
@@ -49,7 +49,7 @@ class Staging:
         return found
 
     def close(self) -> None:
-        """Unpin all memory, which then is ordinary memory. No copy may be running. Idempotent."""
+        """Unpin all memory, which then is ordinary memory. No copy may be running. Further calls do nothing."""
         with self._lock:
             pins, self._pins = self._pins, []
         for pin in pins:

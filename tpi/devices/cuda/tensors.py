@@ -26,7 +26,9 @@ _TYPES = {
 
 
 class TensorTable:
-    """The tensors of one device, found by the addresses of the arrays that stand for them. Thread-safe."""
+    """The tensors of one device, found by the addresses of the arrays that stand for them. Several threads may use
+    it at once.
+    """
 
     def __init__(self, backend: TorchBackend) -> None:
         self._backend = backend

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class TimedLane:
-    """A resource that runs one task at a time, in the order of the requests. Thread-safe."""
+    """A resource that runs one task at a time, in the order of the requests. Several threads may use it at once."""
 
     def __init__(self, name: str, clock: EmulatedClock, stretch: StretchFactor) -> None:
         self.name = name

@@ -110,7 +110,7 @@ def _size(name: str, text: str) -> int:
 
 
 def _speed(name: str, text: str) -> float:
-    """Parse bytes per second: `2GB/s`."""
+    """Return the bytes per second that `text` states, such as `2GB/s`. `name` is the setting's name in errors."""
     digits, slash, _ = text.lower().partition("b/s")
     match = _RATE.fullmatch(digits) if slash else None
     if match is None and not re.fullmatch(rf"{_NUMBER}[kmgt]i", digits):
@@ -120,7 +120,7 @@ def _speed(name: str, text: str) -> float:
 
 
 def _operations(name: str, text: str) -> float:
-    """Parse operations per second: `12T`, `12TFLOPS`."""
+    """Return the operations per second that `text` states, such as `12T` or `12TFLOPS`. `name` is for errors."""
     match = _RATE.fullmatch(text)
     if match is None:
         raise UsageError(f"{name}={text} of an emulated device is not a speed; write for example {name}=12TFLOPS")

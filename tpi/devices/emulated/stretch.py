@@ -14,7 +14,7 @@ _SAMPLES = 64  # per kind of task; older ones are dropped
 
 
 class StretchFactor:
-    """One stretch factor for all emulated devices of a node. Thread-safe."""
+    """One stretch factor for all emulated devices of a node. Several threads may use it at once."""
 
     def __init__(self, stretch: float | None = None) -> None:
         """Create the factor. If `stretch` is None, it is 1 until `calibrate` chooses it."""

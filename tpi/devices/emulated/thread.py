@@ -31,7 +31,7 @@ class TimedThread:
         return TimedStart(self._thread.start(run), self._clock)
 
     def close(self) -> None:
-        """Wait until all queued calls have ended, then end the thread. Idempotent."""
+        """Wait until all queued calls have ended, then end the thread. Further calls do nothing."""
         self._thread.close()
 
 

@@ -29,7 +29,7 @@ def reserve(size: int) -> Bytes:
 
 
 class Addresses:
-    """The buffers of one device, by the addresses that stand for them. Thread-safe."""
+    """The buffers of one device, by the addresses that stand for them. Several threads may use it at once."""
 
     def __init__(self, device: str, create: Callable[[int], Any], most: Callable[[], int] = lambda: 1 << 62) -> None:
         """Create the table; `create` returns a zeroed `pyopencl.Buffer` of the given bytes, or raises.
@@ -96,7 +96,7 @@ class Addresses:
         return buffer, start - first
 
     def close(self) -> None:
-        """Release every buffer that is left. Idempotent."""
+        """Release every buffer that is left. Further calls do nothing."""
         with self._lock:
             buffers = list(self._buffers.values())
             self._buffers.clear()

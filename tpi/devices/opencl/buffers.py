@@ -26,7 +26,7 @@ class PooledBuffer:
 
 
 class BufferPool:
-    """A pool of one card's buffers, whose sizes are multiples of 256 bytes. Not thread-safe.
+    """A pool of one card's buffers, whose sizes are multiples of 256 bytes. Only one thread at a time may use it.
 
     Free buffers are reused for the same size. The pool grows to the most bytes that were in use at once, and no
     further: before it creates another buffer, it releases the free ones that were unused for longest.

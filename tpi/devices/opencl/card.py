@@ -115,7 +115,7 @@ class OpenClCard:
         return buffer, np.uint64(offset)
 
     def close(self) -> None:
-        """Wait for all queued kernels and copies, then release all memory. Idempotent."""
+        """Wait for all queued kernels and copies, then release all memory. Further calls do nothing."""
         with self._lock:
             close_all(self._queue.finish, self._pool.trim, self.addresses.close)
 
@@ -125,7 +125,7 @@ class OpenClCard:
             return self._pool.trim(room)
 
     def _create(self, size: int) -> Any:
-        """Return a new buffer filled with zeros, which shows that its memory exists."""
+        """Return a new buffer filled with zeros. Writing them makes sure that the driver has memory for the buffer."""
         cl = opencl()
         most = self.largest()
         if size > most:

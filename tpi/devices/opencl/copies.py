@@ -38,7 +38,9 @@ class CopyEvent:
 
 
 class Copies:
-    """Copies on one queue for each direction, so that weights go up while KV pages are downloaded. Thread-safe."""
+    """Copies on one queue for each direction, so that weights go up while KV pages are downloaded. Several threads
+    may use it at once.
+    """
 
     def __init__(self, card: OpenClCard) -> None:
         cl = opencl()
@@ -69,7 +71,7 @@ class Copies:
             return Finished(_raising(error))
 
     def close(self) -> None:
-        """Wait until every started copy has ended. Idempotent."""
+        """Wait until every started copy has ended. Further calls do nothing."""
         close_all(self._coming.finish, self._going.finish)
 
     def _enqueue(self, source: Bytes, target: Bytes, from_here: bool, to_here: bool) -> Any:

@@ -24,7 +24,7 @@ class Program:
 
 
 class Programs:
-    """The compiled kernels of one device. Not thread-safe."""
+    """The compiled kernels of one device. Only one thread at a time may use it."""
 
     def __init__(self, context: Any) -> None:
         self._context = context

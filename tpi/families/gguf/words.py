@@ -51,7 +51,7 @@ def _by_case(of: str, contractions: str) -> str:
 
 @dataclass(frozen=True)
 class WordRules:
-    """One way of splitting text into words."""
+    """One way of splitting a text into words."""
 
     patterns: tuple[str, ...] = ()  # each splits the pieces that the one before has left; empty: GPT-2's pattern
     digits: bool = False  # each digit is a word
@@ -60,7 +60,7 @@ class WordRules:
     bos: bool = False  # default of add_bos_token: a text begins with the beginning-of-sequence token
 
     def splitter(self) -> Any:
-        """Return the pre-tokenizer of the `tokenizers` library."""
+        """Return a pre-tokenizer of the library `tokenizers` that splits texts in this way."""
         steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
         if self.digits:
             steps.append(pre_tokenizers.Digits(individual_digits=True))

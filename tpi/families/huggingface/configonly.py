@@ -55,7 +55,7 @@ def _tensors(model: Model, element: Element, method: Method | None, where: str) 
 
 
 def _matrices(model: Model) -> Iterable[str]:
-    """Yield the names of the tensors of matrices that may be quantised."""
+    """Yield the names of the matrices that may be quantised in the model's files."""
     for block in (half for layer in model.layers for half in layer):
         yield from (ref.tensor for _, ref in (*block.parts, *(part for expert in block.experts for part in expert)))
     yield from (ref.tensor for ref in (model.embedding, model.head) if ref)

@@ -175,7 +175,7 @@ class _Formats:
         self._records = stores_records(config)
 
     def runs(self, refs: BlockRefs) -> dict[RunName, dict[str, Format]]:
-        """Return the formats of the parts of each run of a block."""
+        """Return the format of each part, for every run of a block."""
         runs = attention_parts(self._config) if refs.kind == "attention" else _RUNS[refs.kind]
         shapes = attention_shapes(self._config) if refs.kind == "attention" else {}
         hidden = {run: shapes[run].hidden if run in shapes else self._config.hidden for run in runs}

@@ -56,7 +56,7 @@ class Method(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences to show to the user."""
+        """Sentences about the method, for the user."""
 
     @property
     def fp8(self) -> Fp8Scales | None:

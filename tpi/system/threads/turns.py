@@ -22,7 +22,7 @@ class Turns:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Run the block as one turn."""
+        """Run the block as one turn of the thread."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the next turn may succeed

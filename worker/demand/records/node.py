@@ -88,7 +88,7 @@ class DemandNeurons:
         self.tier.abandon()
 
     def close(self) -> None:
-        """Join the reader threads, and close their files. Idempotent."""
+        """Join the reader threads, and close their files. Further calls do nothing."""
         self.tier.close()
         if isinstance(self._plan.disk, OpenFilesDisk):
             self._plan.disk.close()

@@ -53,7 +53,7 @@ class TurnsJudge(SparsityJudge):
         self.start()
 
     def abandon(self) -> None:
-        """Discard the time of the current step."""
+        """Discard the time of the present step, because the step failed."""
         self.start()
 
     def faster(self) -> bool:

@@ -59,7 +59,7 @@ class CardSlots:
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of all slots."""
+        """Number of bytes of all slots together."""
         return self.slots * self.slot_bytes
 
 

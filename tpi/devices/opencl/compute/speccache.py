@@ -25,7 +25,9 @@ from tpi.pack.layout import RunLayout
 
 
 class SpecCache:
-    """A cache of vectors and tables. Each entry lives as long as its spec or batch. Not thread-safe."""
+    """A cache of vectors and tables. Each entry lives as long as its spec or batch. Only one thread at a time may
+    use it.
+    """
 
     def __init__(self, card: OpenClCard) -> None:
         self._card = card

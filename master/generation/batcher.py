@@ -15,7 +15,7 @@ from tpi.kernels.spec import PAGE_TOKENS, STREAM_TOKENS
 
 
 class Draft(Protocol):
-    """A draft of a sequence's next tokens (`master.generation.speculation.speculation.Draft`)."""
+    """A draft of a sequence's next tokens (`master.generation.speculation.drafts.Draft`)."""
 
     @property
     def tokens(self) -> tuple[int, ...]:

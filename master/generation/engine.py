@@ -18,8 +18,9 @@ from master.generation.client import Client
 from master.generation.request import Request
 from master.generation.sequence import Sequence
 from master.generation.speculation.draftmodel import DraftModel
+from master.generation.speculation.drafts import Draft
 from master.generation.speculation.mtpdrafts import MtpDrafts
-from master.generation.speculation.speculation import Draft, Speculation
+from master.generation.speculation.speculation import Speculation
 from master.generation.steps import Steps
 from tpi.errors import UsageError
 
@@ -188,11 +189,12 @@ class Engine:
             if request.rows is not None:
                 self._deliver_rows(request, work, rows)
         right = self._draw(work, rows)
+        self.speculation.judge(work, started.drafts, right)
+        now = perf_counter()
         if self.drafts and self.deployment.drafts:
             self.speculation.see(running, work, rows)
-        now = perf_counter()
         if started.alone and not self._in_flight:
-            self.speculation.learn(work, started.drafts, right, now - started.began)
+            self.speculation.learn(work, right, now - started.began)
         self._learn_ahead(started, right, now)
         for request in running:
             if request.finished:

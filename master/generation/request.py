@@ -35,7 +35,7 @@ RowSink = Callable[[npt.NDArray[np.float32]], None]
 
 @dataclass
 class DraftedTokens:
-    """The number of drafted tokens, and the number of right ones, each of which saved a step."""
+    """The number of tokens drafted for an answer, and the number of right ones: those that were then drawn."""
 
     made: int = 0
     right: int = 0
@@ -99,7 +99,7 @@ class Request:
     def take(self, logits: npt.NDArray[np.float32], drafted: tuple[int, ...], at: float, context: int) -> int:
         """Draw the next token from the first row of `logits` and deliver it; draw another while tokens are as drafted.
 
-        Return the number of drafted tokens that were right and after which a further token was drawn.
+        Return the number of drafted tokens that were right. A token that ends the answer counts, too.
 
         Args:
             logits: `[1 + len(drafted), vocab]`, after the last known token and after each drafted one.
@@ -108,7 +108,9 @@ class Request:
         for right, row in enumerate(logits):
             with self.alone():
                 self._push(self._draw(row, at), context)
-            if self.finished or right == len(drafted) or self.sequence.tokens[-1] != drafted[right]:
+            as_drafted = self.error is None and self.sequence.tokens[-1] in drafted[right : right + 1]
+            if self.finished or not as_drafted:
+                right += as_drafted
                 self.drafts.count(len(drafted), right)
                 return right
         return 0

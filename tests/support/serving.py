@@ -54,9 +54,17 @@ def tiny_server(
     most: int = 64,
     grace_s: float = 0.0,
     share_prefixes: bool = False,
+    chunk: int = 64,
+    stages: int = 1,
 ) -> Iterator[Served]:
-    """Run a server of a tiny model, with `most` requests at once; check at the end that no page or task is left."""
-    with closing(in_process_deployment(pack, [1, 1], cache, chunk=64, context=context, pool=pool)) as deployment:
+    """Run a server of a tiny model, with `most` requests at once; check at the end that no page or task is left.
+
+    The model is on two nodes, or with several `stages` on one node each.
+    """
+    nodes = [1.0] * max(2, stages)
+    with closing(
+        in_process_deployment(pack, nodes, cache, chunk, context, pool=pool, stages=str(stages))
+    ) as deployment:
         engine = Engine(deployment, most)
         thread, metrics = EngineThread(engine, limits.waiting), ServerMetrics(MODEL)
         metrics.watch(thread)

@@ -2,13 +2,16 @@
 
 The layer has a row for each position p of a sequence, with the token at p + 1. Its hidden states after the last row
 predict the token that follows. Where the model's hidden states are not known yet, the layer's own take their place.
+To follow a sequence costs time even while nothing is drafted, so the layer stops when its drafts do not pay (`rest`).
+When it begins again, it has the latest rows alone, without those before them.
 """
 
 from array import array
 from collections import OrderedDict
 from collections.abc import Container, Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from secrets import token_bytes
 from typing import Final
 
 import numpy as np
@@ -29,26 +32,33 @@ F32 = npt.NDArray[np.float32]
 _CHUNK = 128  # limit of rows in one step of the layer
 _WAITING = 32  # rows that may wait until a draft needs them
 _GAP = PAGE_TOKENS  # limit of rows without hidden states, whose tokens the model found in its cache
+_SALT = 16  # bytes of a random salt, with which no cached rows are found
 
 
 @dataclass
 class _Followed:
     """The layer's sequence that follows a sequence of the model.
 
-    Its tokens are those of the model's sequence from the second one on; tokens beyond its `rows` are drafts. `hidden`
-    has the model's normed hidden states `[rows, hidden]` of the rows that are still to be computed.
+    Its tokens are those of the model's sequence after the position `begin`; tokens beyond its `rows` are drafts.
+    `hidden` has the model's normed hidden states `[rows, hidden]` of the rows that are still to be computed.
     """
 
     sequence: Sequence
     hidden: F32
     life: int  # `life` of the model's sequence when the tokens were compared
-    lost: bool = False  # True if hidden states are missing, so that no draft is possible
+    begin: int = 0  # position of the first row
+    lost: bool = False  # True if there were too few pages, so that no draft is possible
     end: F32 = field(default_factory=lambda: np.empty(0, np.float32))  # the layer's hidden states after the last row
 
     @property
     def rows(self) -> int:
         """Number of rows that are computed, or whose hidden states are known."""
         return self.sequence.computed + len(self.hidden)
+
+    @property
+    def after(self) -> int:
+        """The position of the first row whose hidden states are not known."""
+        return self.begin + self.rows
 
 
 class MtpDrafts:
@@ -87,10 +97,10 @@ class MtpDrafts:
         self._catch_up(found.values(), {target.id for target in targets})
         for target in targets:
             own = found.get(target.id)
-            if own is None or own.lost or not own.end.size or len(target.tokens) - 1 - own.rows > ROWS:
+            if own is None or own.lost or not own.end.size or len(target.tokens) - 1 - own.after > ROWS:
                 found.pop(target.id, None)
                 continue
-            for token in target.tokens[own.rows + 1 :]:
+            for token in target.tokens[own.after + 1 :]:
                 self._run_drafted([own.sequence])
                 own.sequence.tokens.append(token)
         return [own.sequence for own in found.values()]
@@ -108,6 +118,11 @@ class MtpDrafts:
     def since(self, id_: int, known: int) -> list[int]:
         """Return the tokens drafted for the model's sequence `id_`: those after the first `known` tokens."""
         return list(self._own[id_].sequence.tokens[known:])
+
+    def rest(self) -> None:
+        """Stop following all sequences. A sequence that `see` gets later is followed from its position then."""
+        for id_ in list(self._own):
+            self._drop(id_)
 
     def release(self, id_: int) -> None:
         """Forget this layer's copy of the model's sequence `id_`. Its pages can be reused for the same tokens."""
@@ -136,13 +151,12 @@ class MtpDrafts:
             return
         if own.life != target.life:
             own.life = target.life
-            self._keep(own, _same(own.sequence, target))
+            self._keep(own, _same(own, target))
         own.sequence.truncate(pages, own.rows)
-        begin, end = own.rows, min(target.computed, len(target.tokens) - 1)
+        if item.position - own.after > _GAP:
+            own = self._begin(target, item.position - 1)  # the layer leaves out the token of its first row
+        begin, end = own.after, min(target.computed, len(target.tokens) - 1)
         gap = max(0, item.position - begin)
-        if gap > _GAP:
-            own.lost, own.hidden = True, own.hidden[:0]
-            return
         if end <= begin:
             return
         known = self._layer.normed(rows[begin + gap - item.position : end - item.position])
@@ -167,6 +181,15 @@ class MtpDrafts:
                 sequence, np.empty((0, self._layer.config.hidden), np.float32), target.life
             )
         self._own.move_to_end(target.id)
+        return own
+
+    def _begin(self, target: Sequence, position: int) -> _Followed:
+        """Follow `target` anew, from the row at `position` on; no other sequence can reuse these rows."""
+        if (before := self._own.pop(target.id, None)) is not None:
+            before.sequence.release_pages(self._layer.pages)
+        sequence = Sequence(target.id, array("i"), client=replace(target.client, salt=token_bytes(_SALT)))
+        hidden = np.empty((0, self._layer.config.hidden), np.float32)
+        own = self._own[target.id] = _Followed(sequence, hidden, target.life, position)
         return own
 
     def _catch_up(self, followed: Iterable[_Followed], needed: set[int]) -> None:
@@ -218,8 +241,9 @@ class MtpDrafts:
             self._own[item.sequence.id].end = out[end - 1]
 
 
-def _same(own: Sequence, target: Sequence) -> int:
-    """Return how many first tokens of `own` equal the tokens of `target` from its second one on."""
-    most = min(len(own.tokens), max(0, len(target.tokens) - 1))
-    different = np.flatnonzero(ids(own.tokens)[:most] != ids(target.tokens)[1 : most + 1])
+def _same(own: _Followed, target: Sequence) -> int:
+    """Return how many first tokens of `own` equal the tokens of `target` after the position `own.begin`."""
+    tokens, first = own.sequence.tokens, own.begin + 1
+    most = min(len(tokens), max(0, len(target.tokens) - first))
+    different = np.flatnonzero(ids(tokens)[:most] != ids(target.tokens)[first : first + most])
     return int(different[0]) if len(different) else most

@@ -21,8 +21,8 @@ _DECAY = 0.99  # weight of all earlier drafted tokens after one more
 _FIRST = 0.5  # first guess of a chance
 _GUESS = {2: 0.25, 3: 0.35}  # first guess by the length of a short match in tokens
 _TRIED = 64  # number of tokens of steps with drafts after which the gain is judged
-_RESTS = 16  # pauses of a draft model after which its speed is measured again
 _OFF = 256  # length in tokens of the pause after a loss
+_LONGEST = 4096  # length in tokens of the longest pause of a draft model; its speed is then measured again
 
 
 @dataclass
@@ -38,6 +38,10 @@ class StepTimes:
         mean = self._seconds.get(rows, seconds)
         weight = max(_FORGET, 1 / count)
         self._seconds[rows] = mean + weight * (min(seconds, _OUTLIER * mean) - mean)
+
+    def measured(self, rows: int, steps: int) -> float | None:
+        """Return the mean seconds of a step of `rows` rows; None if fewer than `steps` such steps were measured."""
+        return self._seconds[rows] if self._counts.get(rows, 0) >= steps else None
 
     def expect(self, rows: int, unknown: float = 1.0) -> float:
         """Return the seconds of a step of `rows` rows. If not measured, derive them from the nearest measured number.
@@ -87,8 +91,13 @@ class Chance:
 
 @dataclass
 class Gain:
-    """A judgement of whether drafts save time. If they do not, drafting pauses for a while."""
+    """A judgement of whether drafts save time. If they do not, drafting pauses for a while.
 
+    A pause has `_OFF` tokens. If drafts have saved no time since, the next pause is twice as long, up to `longest`.
+    """
+
+    longest: int = _OFF
+    _next: int = _OFF  # length in tokens of the next pause
     _tokens: int = 0  # tokens of steps with drafts since the last judgement
     _saved: float = 0.0  # seconds saved in those steps
     _off: int = 0  # tokens for which nothing is drafted
@@ -98,6 +107,11 @@ class Gain:
         """True while nothing is drafted."""
         return self._off > 0
 
+    @property
+    def left(self) -> int:
+        """Number of further tokens for which nothing is drafted."""
+        return self._off
+
     def learn(self, tokens: int, saved: float) -> None:
         """Record a step that made `tokens` tokens and saved `saved` seconds, negative if it took longer."""
         self._tokens += tokens
@@ -105,11 +119,13 @@ class Gain:
         if self._tokens >= _TRIED:
             if self._saved <= 0:
                 self.pause()
+            else:
+                self._next = _OFF
             self._tokens, self._saved = 0, 0.0
 
     def pause(self) -> None:
-        """Stop drafting for the next `_OFF` tokens."""
-        self._off = _OFF
+        """Stop drafting for a while."""
+        self._off, self._next = self._next, min(2 * self._next, self.longest)
 
     def pass_by(self, tokens: int) -> None:
         """Count `tokens` further tokens of the pause; do nothing if there is no pause."""
@@ -122,10 +138,10 @@ class Pace:
     def __init__(self) -> None:
         self.times = StepTimes()
         self.drafting = StepTimes()  # times of a draft model, by the number of sequences that it continues by a token
-        self.others, self.model = Gain(), Gain()
+        self.others, self.model = Gain(), Gain(_LONGEST)
         self._since_plain = 0.0  # steps since the last one without drafts
         self._beat: float | None = None  # mean seconds between the results of steps in flight; None: not measured
-        self._rests = 0  # pauses of the draft model
+        self._rested = 0  # tokens in the pauses of the draft model since its speed was last measured anew
 
     @property
     def drafts(self) -> bool:
@@ -211,11 +227,14 @@ class Pace:
         return (made + sum(further)) / longer > made / (self.times.expect(rows) + spent)
 
     def rest(self) -> None:
-        """Pause the draft model, which is too slow or too often wrong. Measure its speed again after some pauses."""
+        """Pause the draft model, which is too slow or too often wrong.
+
+        Forget its speed after some pauses, so that it is measured again.
+        """
         self.model.pause()
-        self._rests += 1
-        if self._rests % _RESTS == 0:
-            self.drafting = StepTimes()
+        self._rested += self.model.left
+        if self._rested >= _LONGEST:
+            self.drafting, self._rested = StepTimes(), 0
 
     def learn(self, plain: int, drafted: int, right: int, seconds: float, drafting: float | None = None) -> None:
         """Record a step of `plain` rows and `drafted` further ones, of which `right` brought a token.

@@ -9,11 +9,8 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
-from itertools import accumulate
 from math import prod
-from operator import mul
 from time import perf_counter
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,33 +18,13 @@ import numpy.typing as npt
 from master.generation.batcher import Work
 from master.generation.request import Request
 from master.generation.speculation.draftmodel import DraftModel
+from master.generation.speculation.drafts import MODELS, Chances, Draft, Kind, Source, any_of, looked_up, of_model
 from master.generation.speculation.lookup import EarlierAnswers, look_up
 from master.generation.speculation.mtpdrafts import MtpDrafts
-from master.generation.speculation.pace import ROWS, Chance, Pace
+from master.generation.speculation.pace import ROWS, Pace
 
-Source = Literal["grammar", "lookup", "mtp", "model"]
-Kind = tuple[Source, int]
-"""The source of a drafted token, and a number on which its chance also depends.
-
-For lookup, the number is the length of the match, at most `_LONG`. For a model, it is the probability that the model
-gave the token, in parts of `_LONG`.
-"""
-
-_LONG = 8
-_ALL = -1  # stands for all tokens of a model
-_MODELS: tuple[Source, ...] = ("mtp", "model")
-
-
-@dataclass(frozen=True)
-class Draft:
-    """Tokens that may follow a sequence, and for each the kind of source that it comes from."""
-
-    tokens: tuple[int, ...]
-    kinds: tuple[Kind, ...]
-
-    def cut(self, count: int) -> "Draft":
-        """Return the first `count` tokens."""
-        return Draft(self.tokens[:count], self.kinds[:count])
+_MEASURED = 32  # steps after which their mean time counts
+_IDLE = 64  # steps without a request for a draft after which the layer for multi-token prediction rests
 
 
 @dataclass
@@ -71,8 +48,10 @@ class Speculation:
         self.drafted, self.accepted = Counter[Source](), Counter[Source]()  # drafted and right tokens so far, by source
         self._model: DraftModel | MtpDrafts | None = None
         self._drafting: float | None = None  # seconds that the model took for the next step; None: it was not used
+        self._following = 0.0  # seconds that the model took to follow sequences since it was last judged
+        self._idle = 0  # steps since the model was last asked for a draft
         self._earlier = EarlierAnswers()
-        self._chances: dict[Kind, Chance] = {}
+        self._chances = Chances()
         self._pace = Pace()
         self._ahead: dict[int, _Ahead] = {}  # by the id of a sequence whose drafts are steps of their own
 
@@ -87,11 +66,19 @@ class Speculation:
     def see(self, requests: Sequence[Request], work: Sequence[Work], rows: npt.NDArray[np.float32]) -> None:
         """Pass the last hidden states of a step to the layer for multi-token prediction, if there is one.
 
+        While the layer is not to draft, or was not asked to for some time, let it rest.
+
         `requests` run, `work` is what the step did, and `rows` are its hidden states `[tokens, hidden]`.
         """
-        if isinstance(self._model, MtpDrafts):
-            drawing = {each.sequence.id for each in requests if each.rows is None}
-            self._model.see(work, rows, drawing)
+        if not isinstance(self._model, MtpDrafts):
+            return
+        self._idle += all(item.known == 1 for item in work)
+        if self._pace.model.off or self._idle > _IDLE:
+            self._model.rest()
+            return
+        began, drawing = perf_counter(), {each.sequence.id for each in requests if each.rows is None}
+        self._model.see(work, rows, drawing)
+        self._following += perf_counter() - began
 
     def choose(self, requests: Sequence[Request], context: int, ahead: int = 1, alone: bool = True) -> dict[int, Draft]:
         """Return the drafts that are worth running in the next step, by sequence id.
@@ -128,24 +115,33 @@ class Speculation:
         drafted = self._ask(self._model, worse, plain, self._rows(others))
         return self._cut(found | drafted, plain)
 
-    def learn(
-        self, work: Sequence[Work], drafts: Mapping[int, Draft], right: Mapping[int, int], seconds: float
-    ) -> None:
-        """Record a step that took `seconds`.
+    def judge(self, work: Sequence[Work], drafts: Mapping[int, Draft], right: Mapping[int, int]) -> None:
+        """Record how many of each sequence's drafted tokens in a step that did `work` were right.
 
-        `right` has the number of each sequence's drafted tokens that were right, by its id: the first ones.
+        `right` has these numbers by the sequence's id. A sequence that it lacks has ended or was preempted.
         """
         for item in work:
-            if item.drafted:
-                kinds, good = drafts[item.sequence.id].kinds, right.get(item.sequence.id, 0)
-                self.drafted[kinds[0][0]] += len(item.drafted)
-                self.accepted[kinds[0][0]] += good
+            if item.drafted and item.sequence.id in right:
+                kinds, good = drafts[item.sequence.id].kinds, right[item.sequence.id]
+                self._count(kinds[0][0], len(item.drafted), good)
                 for index, kind in enumerate(kinds[: min(good + 1, len(item.drafted))]):
-                    for each in {kind, (kind[0], _ALL)} if kind[0] in _MODELS else {kind}:
-                        self._chance(each).learn(index < good)
+                    self._chances.learn(kind, index < good)
+
+    def learn(self, work: Sequence[Work], right: Mapping[int, int], seconds: float) -> None:
+        """Record a step that took `seconds` and did `work`; `right` is as for `judge`."""
         if len(work) <= ROWS and all(item.known == 1 for item in work):
-            drafted = sum(len(item.drafted) for item in work)
-            self._pace.learn(len(work), drafted, sum(right.values()), seconds, self._drafting)
+            drafted, spent = sum(len(item.drafted) for item in work), self._drafting
+            if spent is not None:
+                spent, self._following = spent + self._following, 0.0
+            self._pace.learn(len(work), drafted, sum(right.values()), seconds, spent)
+
+    @property
+    def plain_step(self) -> float | None:
+        """Mean seconds of a step with one token, from at least `_MEASURED` steps; None if there were fewer.
+
+        Of several stages, the step had no other step in flight.
+        """
+        return self._pace.times.measured(1, _MEASURED)
 
     def next_ahead(self, request: Request, context: int, most: int) -> int | None:
         """Return a drafted token for one more step of a request, after all its steps that are in flight.
@@ -171,7 +167,6 @@ class Speculation:
         token, kind = own.coming.tokens[0], own.coming.kinds[0]
         own.coming = Draft(own.coming.tokens[1:], own.coming.kinds[1:])
         own.sent.append(kind)
-        self.drafted[kind[0]] += 1
         return token
 
     def stop_ahead(self, request: Request) -> None:
@@ -184,11 +179,10 @@ class Speculation:
         If it was wrong, drop the request's other drafts, because they continue the wrong token.
         """
         own = self._ahead[request.sequence.id]
-        kind = own.sent[0]
-        for each in {kind, (kind[0], _ALL)} if kind[0] in _MODELS else {kind}:
-            self._chance(each).learn(right)
-        self.accepted[kind[0]] += right
-        request.drafts.count(1 if right and not request.finished else len(own.sent), int(right))
+        kind, judged = own.sent[0], 1 if right and not request.finished else len(own.sent)
+        self._chances.learn(kind, right)
+        self._count(kind[0], judged, int(right))
+        request.drafts.count(judged, int(right))
         if right:
             own.sent.popleft()
         else:
@@ -202,7 +196,7 @@ class Speculation:
         """
         own = self._ahead.get(id_)
         if own is not None:
-            gain = self._pace.model if own.source in _MODELS else self._pace.others
+            gain = self._pace.model if own.source in MODELS else self._pace.others
             self._pace.learn_ahead(tokens, seconds, followed, streams, gain)
             own.stopped = own.stopped or gain.off
 
@@ -224,7 +218,7 @@ class Speculation:
         by_model = model if model is not None and not (draft.tokens and self._better(draft, model)) else None
         if by_model is None and not draft.tokens:
             return False
-        chance = self._chance((by_model.source, _ALL) if by_model else draft.kinds[0]).share
+        chance = self._chances.of(any_of(by_model.source) if by_model else draft.kinds[0])
         if not self._pace.runs_ahead(chance, most, self._pace.drafting.expect(1, 0.0) if by_model else 0.0):
             return False
         self._ahead[id_] = _Ahead(
@@ -242,15 +236,14 @@ class Speculation:
             coming = tuple(forced[len(sequence.ahead) :][:most])
             return Draft(coming, len(coming) * (("grammar", 0),))
         text = array("i", [*sequence.tokens, *sequence.ahead])
-        if self._ahead[sequence.id].source in _MODELS and self._model is not None:
+        if self._ahead[sequence.id].source in MODELS and self._model is not None:
             return self._one_of_model(self._model, request, text)
         found, match = look_up(text, self._earlier.of(request.client.salt), most)
-        kind: Kind = ("lookup", min(match, _LONG))
-        return self._allowed_after(request, found, len(found) * (kind,))
+        return self._allowed_after(request, found, len(found) * (looked_up(match),))
 
     def _one_of_model(self, model: DraftModel | MtpDrafts, request: Request, text: "array[int]") -> Draft:
         """Return the token with which the model continues `text`, a request's tokens followed by those in flight."""
-        began = perf_counter()
+        began, self._idle = perf_counter(), 0
         live = model.follow([replace(request.sequence, tokens=text, ahead=[])])
         if not live:
             return Draft((), ())
@@ -258,7 +251,7 @@ class Speculation:
         (probability,) = model.continued(live)
         self._pace.drafting.learn(1, perf_counter() - began)
         token = model.since(request.sequence.id, known)[:1]
-        return self._allowed_after(request, token, [(model.source, int(probability * _LONG))])
+        return self._allowed_after(request, token, [of_model(model.source, probability)])
 
     def _allowed_after(self, request: Request, tokens: list[int], kinds: Sequence[Kind]) -> Draft:
         """Return the beginning of `tokens` that the grammar allows after the drafted tokens in flight, as a draft."""
@@ -276,7 +269,7 @@ class Speculation:
             return Draft(tuple(forced), len(forced) * (("grammar", 0),))
         found, match = look_up(request.sequence.tokens, self._earlier.of(request.client.salt), most)
         allowed = tuple(request.sampler.allowed(found))
-        return Draft(allowed, len(allowed) * (("lookup", min(match, _LONG)),))
+        return Draft(allowed, len(allowed) * (looked_up(match),))
 
     def _ask(
         self, model: DraftModel | MtpDrafts, asked: Mapping[Request, int], plain: int, others: list[float]
@@ -287,20 +280,21 @@ class Speculation:
         The step also has `plain` rows that are not drafted, and rows drafted by other sources, which yield tokens with
         the chances `others`.
         """
-        if not asked or not self._worth(plain, others, len(asked) * [self._chance((model.source, _ALL)).share]):
+        if not asked or not self._worth(plain, others, len(asked) * [self._chances.of(any_of(model.source))]):
             return {}
-        requests = {each.sequence.id: each for each in asked}
+        requests, asked_at, self._idle = {each.sequence.id: each for each in asked}, perf_counter(), 0
         live = model.follow([each.sequence for each in asked])
         known, began = {own.id: len(own.tokens) for own in live}, perf_counter()
+        self._following += began - asked_at
         kinds: dict[int, list[Kind]] = {own.id: [] for own in live}
         spent = 0.0
         while live:
-            drafted = others + [chance for each in kinds.values() for chance in self._each(each)]
-            coming = [prod(self._chance(kind).share for kind in (*kinds[own.id], (model.source, _ALL))) for own in live]
+            drafted = others + [chance for each in kinds.values() for chance in self._chances.each(each)]
+            coming = [prod(map(self._chances.of, (*kinds[own.id], any_of(model.source)))) for own in live]
             if not self._pace.continues(plain, drafted, coming, spent):
                 break
             for own, probability in zip(live, model.continued(live), strict=True):
-                kinds[own.id].append((model.source, int(probability * _LONG)))
+                kinds[own.id].append(of_model(model.source, probability))
             spent, before = perf_counter() - began, spent
             self._pace.drafting.learn(len(live), spent - before)
             live = [own for own in live if len(kinds[own.id]) < asked[requests[own.id]]]
@@ -319,7 +313,7 @@ class Speculation:
         if self._pace.continues(plain, others, first, 0.0):
             return True
         self._pace.rest()
-        self._chances = {kind: chance for kind, chance in self._chances.items() if kind[0] not in _MODELS}
+        self._chances.forget_models()
         return False
 
     def _of_model(self, request: Request, tokens: list[int], kinds: Sequence[Kind]) -> Draft:
@@ -327,17 +321,11 @@ class Speculation:
         return Draft(allowed, tuple(kinds[: len(allowed)]))
 
     def _better(self, draft: Draft | None, model: DraftModel | MtpDrafts) -> bool:
-        return draft is not None and self._chance(draft.kinds[0]).share >= self._chance((model.source, _ALL)).share
+        return draft is not None and self._chances.of(draft.kinds[0]) >= self._chances.of(any_of(model.source))
 
     def _rows(self, drafts: Mapping[int, Draft]) -> list[float]:
         """Return, for each row of all `drafts`, the chance that it yields a token."""
-        return [chance for draft in drafts.values() for chance in self._each(draft.kinds)]
-
-    def _each(self, kinds: Sequence[Kind]) -> list[float]:
-        """Return, for each token of a draft with these `kinds`, the chance that it and all tokens before it are
-        right.
-        """
-        return list(accumulate((self._chance(kind).share for kind in kinds), mul))
+        return [chance for draft in drafts.values() for chance in self._chances.each(draft.kinds)]
 
     def _cut(self, drafts: Mapping[int, Draft], plain: int) -> dict[int, Draft]:
         """Return the drafts cut to the lengths with the most expected tokens per second, without empty ones.
@@ -345,7 +333,7 @@ class Speculation:
         `plain` is the number of the step's rows that are not drafted.
         """
         order, chances = list[int](), list[float]()
-        rows = {id_: self._each(draft.kinds) for id_, draft in drafts.items() if draft.tokens}
+        rows = {id_: self._chances.each(draft.kinds) for id_, draft in drafts.items() if draft.tokens}
         ahead = [(-own[0], id_, 0) for id_, own in rows.items()]  # the chance of each sequence's next row, negative
         heapify(ahead)
         while ahead and len(order) < ROWS - plain:
@@ -357,14 +345,9 @@ class Speculation:
         lengths = Counter(order[: self._pace.rows(plain, chances)])
         return {id_: drafts[id_].cut(count) for id_, count in lengths.items()}
 
-    def _chance(self, kind: Kind) -> Chance:
-        source, known = kind
-        if kind not in self._chances:
-            probable = known != _ALL and source in _MODELS
-            match = _LONG if source == "grammar" or known == _ALL else known
-            first = Chance.of_probability((known + 0.5) / (_LONG + 0.5)) if probable else Chance.first(match)
-            self._chances[kind] = first
-        return self._chances[kind]
+    def _count(self, source: Source, drafted: int, right: int) -> None:
+        self.drafted[source] += drafted
+        self.accepted[source] += right
 
 
 def _draws(request: Request) -> bool:

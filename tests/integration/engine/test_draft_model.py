@@ -13,8 +13,9 @@ from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
 from master.generation.speculation import speculation
 from master.generation.speculation.draftmodel import DraftModel, most_likely
+from master.generation.speculation.drafts import Draft
 from master.generation.speculation.pace import ROWS, Gain, Pace
-from master.generation.speculation.speculation import Draft, Speculation
+from master.generation.speculation.speculation import Speculation
 from master.vocabulary.sampler import Logprobs, Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.models import VOCAB

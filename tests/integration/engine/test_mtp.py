@@ -1,12 +1,14 @@
 """The layer for multi-token prediction: it computes what its specification says, and changes nothing but the speed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from master.deployment.mtp import MtpLayer
 from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
 from master.generation.speculation import speculation
@@ -220,3 +222,70 @@ def test_a_further_turn_reuses_the_rows_of_its_prefix(packed: Packed, tmp_path: 
         assert engine.speculation.drafted["mtp"] > before
         engine.drafts = False
         assert told() == found
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rows in each call of the layer."""
+    found, run = list[int](), MtpLayer.run
+
+    def counted(layer: MtpLayer, entries: Sequence[StepEntry], *more: Any) -> Any:
+        found.append(sum(entry.count for entry in entries))
+        return run(layer, entries, *more)
+
+    monkeypatch.setattr(MtpLayer, "run", counted)
+    return found
+
+
+def test_the_layer_computes_nothing_while_it_is_not_to_draft(
+    packed: Packed, tmp_path: Path, rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Afterwards it drafts for an answer in progress, from the latest rows on."""
+    _, pack = packed("glm4moe", True, "q4")
+    off, made, resumed = True, 60, 50
+    monkeypatch.setattr(Gain, "off", property(lambda gain: off))
+    with closing(in_process_deployment(pack, [1], tmp_path)) as deployment:
+        engine = Engine(deployment)
+        engine.drafts = False
+        plain = Request(engine.admit(PROMPTS[2]), Sampler(KINDS[0]), made, lambda sampled: True)
+        drafted = Request(engine.admit(PROMPTS[2]), Sampler(KINDS[0]), made, lambda sampled: True)
+        engine.submit(plain)
+        while engine.requests:
+            engine.step()
+        engine.drafts = True
+        engine.submit(drafted)
+        while drafted.made < resumed:
+            engine.step()
+        assert not rows
+        off = False
+        while engine.requests:
+            engine.step()
+        assert drafted.sequence.tokens == plain.sequence.tokens
+        assert drafted.drafts.made == drafted.drafts.right > 0
+        assert 0 < sum(rows) <= 2 * (made - resumed)  # each row as a draft, and once more with hidden states
+
+
+def test_the_layer_rests_if_it_is_not_asked_for_drafts(
+    packed: Packed, tmp_path: Path, rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With steps of other requests in all stages, nothing is drafted; a later request alone is drafted for again."""
+    _, pack = packed("glm4moe", True, "q4")
+    idle = 8
+    monkeypatch.setattr(speculation, "_IDLE", idle)
+    monkeypatch.setattr(Pace, "runs_ahead", lambda *_: False)
+    with closing(in_process_deployment(pack, [1, 1], tmp_path, stages="2")) as deployment:
+        engine, ended = Engine(deployment), 0
+        asked = [Request(engine.admit(PROMPTS[at]), Sampler(KINDS[0]), 40, lambda sampled: True) for at in range(4)]
+        for request in asked:
+            engine.submit(request)
+        while not any(request.finished for request in asked):
+            engine.step()
+            ended = len(rows) if min(request.made for request in asked) <= 2 * idle else ended
+        assert len(rows) == ended
+        while engine.requests:
+            engine.step()
+        last = Request(engine.admit(PROMPTS[5]), Sampler(KINDS[0]), 40, lambda sampled: True)
+        engine.submit(last)
+        while engine.requests:
+            engine.step()
+        assert last.drafts.right > 0

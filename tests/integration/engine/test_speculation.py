@@ -51,14 +51,14 @@ def test_drafts_change_no_answer(
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Pack:
-    """A model with six layers."""
-    model, target = make_model("llama", tmp_path_factory.mktemp("deep"), layers=6), tmp_path_factory.mktemp("packs")
+    """A model with twelve layers."""
+    model, target = make_model("llama", tmp_path_factory.mktemp("deep"), layers=12), tmp_path_factory.mktemp("packs")
     pack_model(open_source(model.directory), "q4", target / "deep")
     return Pack.open(target / "deep")
 
 
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize(("nodes", "streams"), [(2, 1), (3, 1), (4, 2), (6, 2), (3, 5)])
+@pytest.mark.parametrize(("nodes", "streams"), [(2, 1), (3, 1), (4, 2), (6, 2), (3, 5), (12, 6), (12, 8)])
 def test_drafts_in_steps_of_their_own_change_no_answer(
     right: float, nodes: int, streams: int, deep: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +81,7 @@ def test_drafts_in_steps_of_their_own_change_no_answer(
         assert answers(engine, samplers(streams)) == expected
         drafted, accepted = engine.speculation.drafted["lookup"], engine.speculation.accepted["lookup"]
         assert longest >= nodes // streams - 1
-        assert drafted > 0 or streams > nodes  # then each stage has a step of another request
+        assert drafted > 0 or streams > nodes == 3  # then each stage has a step of another request
         if right in (0.0, 1.0) and drafted:
             assert (accepted > 0) == bool(right)
         assert deployment.pages.free == deployment.pages.total
@@ -113,6 +113,49 @@ def test_withdrawn_and_preempted_requests_leave_no_drafts_in_flight(
         assert heard.told == expected[0][:said]
         engine.release(first.sequence)
         assert deployment.pages.free == deployment.pages.total
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_drafted_token_that_ends_the_answer_counts_as_right(
+    ahead: bool, deep: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In either form, the right tokens are those drafted ones that were drawn, and all counters agree."""
+    monkeypatch.setattr(Pace, "runs_ahead", lambda *_: ahead)
+    monkeypatch.setattr(Pace, "most_ahead", lambda pace, most: most)
+    drafted, start = dict[int, int](), Batcher.start
+
+    def noted(batcher: Batcher, work: list[Work]) -> None:
+        for item in work:
+            guessed = item.drafted if item.guess is None else [item.guess]
+            drafted.update(enumerate(guessed, item.position + item.count - len(guessed)))
+        start(batcher, work)
+
+    monkeypatch.setattr(Batcher, "start", noted)
+    with closing(in_process_deployment(deep, [1] * 3, tmp_path, stages="3")) as deployment:
+        engine = Engine(deployment)
+        engine.drafts = False
+        expected = answers(engine, samplers(1))
+        monkeypatch.setattr(speculation, "look_up", Oracle(expected, 1.0))
+        engine.drafts = True
+        tokens = [token for token, _ in expected[0]]
+        for place in (20, 21):
+            drafted.clear()
+            request = Request(
+                engine.admit(PROMPTS[0]), samplers(1)[0], ANSWER, Heard().sink, frozenset({tokens[place]})
+            )
+            before = engine.speculation.drafted.total(), engine.speculation.accepted.total()
+            engine.submit(request)
+            while engine.requests:
+                engine.step()
+            made, right = request.drafts.made, request.drafts.right
+            ended = len(request.sequence.tokens) - 1
+            assert request.made < ANSWER
+            assert ended in drafted
+            assert right == sum(position <= ended for position in drafted)
+            assert made == len(drafted)
+            assert engine.speculation.drafted.total() == before[0] + made
+            assert engine.speculation.accepted.total() == before[1] + right
+            engine.release(request.sequence)
 
 
 class Counting:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from master.deployment.pages import PagePool
 from master.generation.batcher import Batcher, Work
 from master.generation.sequence import Sequence
+from master.generation.speculation.drafts import Draft
 from master.generation.speculation.lookup import EarlierAnswers, ids, look_up
-from master.generation.speculation.pace import ROWS, Chance, Pace, StepTimes
-from master.generation.speculation.speculation import Draft
+from master.generation.speculation.pace import ROWS, Chance, Gain, Pace, StepTimes
 from tpi.kernels.spec import PAGE_TOKENS
 
 NOTHING = ids(array("i"))
@@ -241,11 +241,33 @@ def test_a_draft_model_that_loses_rests_while_other_drafts_go_on() -> None:
     assert not pace.model.off
 
 
-def test_the_speed_of_a_draft_model_is_measured_again_now_and_then() -> None:
+def test_pauses_of_a_draft_model_grow_until_it_saves_time() -> None:
+    pace, pauses = Pace(), list[int]()
+    pace.learn(1, 0, 0, 1.0)
+
+    def pause(gain: Gain, drafting: float | None) -> int:
+        while not gain.off:
+            pace.learn(1, 2, 1, 1.2, drafting)
+        count = 0
+        while gain.off:
+            pace.learn(1, 0, 0, 1.0)
+            count += 1
+        return count
+
+    for _ in range(6):
+        pauses.append(pause(pace.model, 2.0))
+    assert pauses == [256, 512, 1024, 2048, 4096, 4096]
+    for _ in range(32):  # two tokens each, in 0.7 of the time of two steps
+        pace.learn(1, 2, 1, 1.2, 0.2)
+    assert not pace.model.off
+    assert pause(pace.model, 2.0) == 256
+
+
+def test_the_speed_of_a_draft_model_is_measured_again_after_4096_tokens_of_pauses() -> None:
     pace = Pace()
     pace.times.learn(1, 1.0)
     pace.drafting.learn(1, 3.0)
-    for _ in range(15):
+    for _ in range(4):
         pace.rest()
         assert not pace.continues(1, [], [0.7], 0.0)
     pace.rest()

@@ -12,7 +12,7 @@ from allreduce.base import Endpoints
 from allreduce.stages import most_in_flight
 from master.deployment.assignments import assignments
 from master.deployment.deployment import Capacity, Concurrency, Deployment, choose_collective
-from master.deployment.mtp import MtpLayer, mtp_bytes, open_mtp
+from master.deployment.mtp import MtpLayer, open_mtp, words
 from master.deployment.planner import Split, most_that_fit
 from master.deployment.stages import Stage, deal_stages, in_rank_order, lay_out, stages_in, together
 from master.options import RunOptions
@@ -104,17 +104,14 @@ class Deployer:
             return None
         left = max(1, options.memory - node.budget.used) if options.memory else 0
         own = replace(options, memory=left, scheduler="resident", sparsity="off", batch=None)
-        cache = ShardCache(self.options.cache / "shards")
+        cache, shapes = ShardCache(self.options.cache / "shards"), [block.shape for block in self.pack.mtp]
         stack.callback(cache.close)
         try:
             layer = open_mtp(stack, self.pack, own, vocabulary, self.equipment.host, cache)
-            note(f"the layer for multi-token prediction takes {layer.node.budget.used >> 20} MiB of this node's memory")
+            note(words(shapes, layer.nbytes))
             return layer
         except PlanError:
-            warn(
-                f"the model's layer for multi-token prediction does not draft: its {mtp_bytes(self.pack) >> 20} MiB "
-                "and its pages do not fit into what is left of this node's memory; raise --memory to use it"
-            )
+            warn(words(shapes, None))
             return None
 
     def _layout(self, shares: Sequence[float] | Split) -> list[StagePlan]:

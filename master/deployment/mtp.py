@@ -23,6 +23,7 @@ from tpi.config import ModelConfig
 from tpi.devices.host import HostDevice
 from tpi.kernels.spec import NormSpec
 from tpi.net.messages import NodeOptions, PeerAddress, StagePlan, Step, StepEntry
+from tpi.pack.blockfile import BlockShape
 from tpi.pack.reader import Pack
 from worker.equipment import Equipment
 from worker.node.node import Node
@@ -44,6 +45,7 @@ class MtpLayer:
         vectors, config = norms.vectors(), pack.config
         self.node, self.config = node, config
         self.pages = PagePool(node.pages)
+        self.nbytes = node.budget.used + projection.shape.nbytes  # bytes of memory
         self._vocabulary, self._kernels = vocabulary, host.kernels
         self._token, self._hidden, last = (
             NormSpec(config.norm, config.norm_eps, vectors[name]) for name in ("token", "hidden", "norm")
@@ -89,16 +91,17 @@ def open_mtp(
 ) -> MtpLayer:
     """Load the layer for multi-token prediction of `pack` into memory; `stack` releases it.
 
-    `options` has the memory for it, its pages and the threads of its node.
+    `options` has the memory for it (0: no limit), its pages and the threads of its node.
 
     Raises:
         PlanError: if it does not fit into `options.memory`.
         WeightsError: if the pack cannot be read, or is damaged.
     """
     own = replace(
-        pack.manifest, config=_alone(pack.config, options.context), layers=(pack.manifest.mtp[2:],), per_layer=()
+        pack.manifest, config=one_layer(pack.config, options.context), layers=(pack.manifest.mtp[2:],), per_layer=()
     )
-    layer = Pack(pack.path, own)
+    layer, projection = Pack(pack.path, own), pack.mtp[0].shape.nbytes
+    options = replace(options, memory=options.memory and max(1, options.memory - projection))
     stages = deal_stages(layer, [StagePlan(0, 1, (0,))], [1.0])
     (plan,) = assignments(layer, stages, [PeerAddress(0, "master", "")], options, 0, 0, "loopback")
     held = own_blocks(layer, plan, cache)
@@ -107,11 +110,21 @@ def open_mtp(
     return MtpLayer(pack, node, vocabulary, host)
 
 
-def mtp_bytes(pack: Pack) -> int:
-    """Return the bytes of the weights of the layer for multi-token prediction; 0 if the pack has none."""
-    return sum(block.shape.nbytes for block in pack.mtp)
+def words(shapes: Sequence[BlockShape], taken: int | None) -> str:
+    """Return a sentence for the user: the memory of the layer, or that it does not fit into the master's memory.
+
+    Args:
+        shapes: its projection, its norms, and its blocks.
+        taken: bytes of memory that it takes; None: it does not fit.
+    """
+    if taken is not None:
+        return f"the layer for multi-token prediction takes {taken >> 20} MiB of this node's memory"
+    return (
+        f"the model's layer for multi-token prediction does not draft: its {sum(each.nbytes for each in shapes) >> 20} "
+        "MiB and its pages do not fit into what is left of this node's memory; raise --memory to use it"
+    )
 
 
-def _alone(config: ModelConfig, context: int) -> ModelConfig:
+def one_layer(config: ModelConfig, context: int) -> ModelConfig:
     """Return the configuration of the layer as a model of one layer, which has full attention."""
     return replace(config.for_context(context), layers=1, windows=(), rope_kinds=(), recurrent=(), delta=None)

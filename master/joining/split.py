@@ -11,7 +11,7 @@ from master.options import RunOptions
 from master.planning.home.asked import Neighbour, home_of_neighbours
 from master.planning.home.compared import ComparedLayouts, layout_words
 from master.planning.home.dealing import HomeModel
-from master.planning.home.forecast import HomeForecast, best_forecast
+from master.planning.home.forecast import HomeForecast, best_forecast, forecast_home
 from master.planning.node import NodeFlags, planned_node
 from master.planning.problem import request_of
 from master.planning.shapes import ModelShape, model_shape
@@ -31,6 +31,8 @@ from tpi.text import short_number, with_address
 from worker.measure.disk import own_disk
 from worker.measure.speed import machine_speed
 
+_MS = 1e3
+_CONTRADICTED = 1.5  # factor by which a measured step may differ from its forecast
 _STEADY = 1.15  # factor by which two measurements of the same machines and links may differ
 
 
@@ -89,9 +91,40 @@ class PlannedSplit:
             return None
         model = self._model(known)
         try:
-            return ComparedLayouts.of(model, self._now(workers, model.staged) or self.layout(known, drop=False))
+            layout = self._now(workers, model.staged) or self.layout(known, drop=False)
+            return ComparedLayouts.of(model, layout, self._drafting(model, layout))
         except PlanError:
             return None
+
+    def judge(self, workers: Sequence[WorkerId], seconds: float) -> None:
+        """Compare the forecast for the layout over `workers` with the measured `seconds` of a step with one token.
+
+        If they differ by more than `_CONTRADICTED`, have the links of its nodes measured again before the next plan,
+        and say so. Layouts of one node, without messages, are not judged.
+        """
+        if not (known := self.measured.known(workers)):
+            return
+        layout = self._now(workers, self._model(known).staged)
+        if layout is None or len(layout.members) < 2:
+            return
+        planned = layout.seconds
+        if max(seconds / planned, planned / seconds) > _CONTRADICTED:
+            ends = [one.end for rank, one in enumerate(known, 1) if rank in layout.members]
+            if self.links.doubt(ends):
+                took, expected = (short_number(_MS * each) for each in (seconds, planned))
+                note(
+                    f"a token took {took} ms, and the plan expected {expected} ms: the links between these nodes are "
+                    "measured again before the next plan"
+                )
+
+    def _drafting(self, model: HomeModel, layout: Layout) -> float:
+        """Return the seconds in which the model's layer for multi-token prediction drafts a token; 0 without one."""
+        if not model.shape.mtp or self.options.draft is not None:
+            return 0.0
+        from master.planning.mtp import mtp_at_home  # imports what loads the layer
+
+        mtp = mtp_at_home(model, forecast_home(model, layout))
+        return mtp.drafting if mtp else 0.0
 
     def meet(self, cluster: Cluster) -> None:
         """Measure the unknown links between the workers of `cluster`."""

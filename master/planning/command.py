@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,11 +30,14 @@ from tpi.flags import ModelCommand, model_argument
 from tpi.kernels.kv import KV_DTYPES
 from tpi.keys.policy import KeyPolicy
 from tpi.paths import DIRECTORY, PATH
-from tpi.progress import warn
+from tpi.progress import note, warn
 from tpi.system.private import private
 from tpi.text import json_text
 from worker.plan.case import Case
 from worker.plan.modes.batch import several_cards
+
+if TYPE_CHECKING:
+    from master.planning.mtp import MtpForecast
 
 
 @click.command(cls=ModelCommand)
@@ -110,10 +113,15 @@ def _plan_node(model: str, dtype: str, as_json: bool, cache: Path, svg: Path | N
     refuse_idle(node.machine, flags)
     batch = _batch_report(node, case, svg, flags)
     report = None if flags["pipeline"] == "batch" else _report(shape, node, case, batch)
+    if flags["draft"] is not None:
+        _refuse_draft(shape, bool(node.machine.cards), _reads(case))
+    mtp = _mtp(shape, case) if report and shape.mtp and flags["draft"] is None else None
+    if mtp is not None:
+        note(mtp.words())
     if batch is not None and svg is not None:
         _draw(svg, shape, batch)
     if as_json:
-        fields = report.fields() if report else {}
+        fields = report.fields() | {"mtp": mtp.fields() if mtp else None} if report else {}
         click.echo(json_text(fields | ({"batch": batch.fields()} if batch else {})))
         return
     from master.planning.table import print_batch, print_plan
@@ -159,7 +167,6 @@ def _case(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tuple[M
         warn(f"the accelerator is left out: only the CPU computes the {part} of {shape.config.family} models")
         machine = replace(machine, accelerator=None, more=())
     node = replace(node, machine=machine)
-    _refuse_draft(bool(machine.cards), flags)
     options = OffloadOptions(flags["weights"], flags["kv"], flags["pipeline"])
     return shape, node, planning_case(shape, node.machine, _request(shape, flags), options, flags["kv_dtype"])
 
@@ -172,11 +179,27 @@ def _draft_bytes(machine: NodeMachine, cache: Path, flags: dict[str, Any]) -> in
     return draft_bytes(flags["draft"], cache, machine, flags["context"])
 
 
-def _refuse_draft(accelerated: bool, flags: dict[str, Any]) -> None:
-    if flags["draft"] is not None:
-        from master.planning.draft import refuse_draft
+def _refuse_draft(shape: ModelShape, accelerated: bool, reads: bool) -> None:
+    from master.planning.draft import refuse_draft  # imports what loads draft models
 
-        refuse_draft(accelerated)
+    refuse_draft(shape, accelerated, reads)
+
+
+def _reads(case: Case) -> bool:
+    """Return True if a node without an accelerator reads weights from its disk for each token."""
+    return case.accelerated is None and case.host_budget[0].placement.streamed_bytes > 0
+
+
+def _mtp(shape: ModelShape, case: Case) -> "MtpForecast | None":
+    """Return the forecast for the layer for multi-token prediction; None if a run would not draft."""
+    if case.accelerated is not None or (shape.config.mixture and _reads(case)):
+        return None
+    from master.planning.mtp import MtpForecast  # imports what loads the layer
+
+    assert case.machine is not None
+    assert case.request is not None
+    kv_dtype = case.plan.options.kv_dtype
+    return MtpForecast.of(shape, case.machine, case.host_budget[0].used, case.request, kv_dtype)
 
 
 def _request(shape: ModelShape, flags: dict[str, Any]) -> Workload:
@@ -199,8 +222,8 @@ def _plan_home(
     home = home.without_bytes(_draft_bytes(home.machines[0], cache, flags))
     room = sum(machine.memory for machine in home.machines)
     shape = model_shape(model, dtype, cache, room, len(home.machines))
+    shape = shape if flags["draft"] is None else replace(shape, mtp=())  # the draft model takes the layer's place
     home = replace(home, cards=()) if shape.config.host_only else home
-    _refuse_draft(bool(home.cards), flags)
     staged = flags["stages"] not in (AUTO, ONE)
     asked = HomeModel(shape, home, _request(shape, flags), flags["kv_dtype"], flags["batch"])
     left = (several_cards(machine) for machine in home.batching)
@@ -208,12 +231,16 @@ def _plan_home(
         raise PlanError(why)
     batched = flags["batch"] > 1 and not staged
     report = None if home.cards and batched else _home_report(asked, not flags["workers"], flags["stages"])
+    if flags["draft"] is not None:
+        _refuse_draft(shape, bool(home.cards), report is not None and report.ahead.reads)
     if report and report.ahead.reads and home.unknown_disks and not measured:
         measure_disks(home.unknown_disks, KeyPolicy(locked=not flags["no_keys"]))
         again = home_of({**flags, "remeasure": False}, _node_flags(flags), cache, _files(cache))
         assert again is not None
         _plan_home(again, model, dtype, as_json, cache, flags, measured=True)
         return
+    if report and report.mtp:
+        note(report.mtp.words())
     batch = GroupBatchReport.of(asked, _dealt(asked)) if batched else None
     if as_json:
         fields = report.fields() if report else {}

@@ -5,7 +5,7 @@ from pathlib import Path
 from master.deployment.draft import DTYPE, NO_EFFECT, refuse_recurrent, refuse_streamed
 from master.options import DEFAULT_CONTEXT
 from master.planning.problem import planning_case
-from master.planning.shapes import model_shape
+from master.planning.shapes import ModelShape, model_shape
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.work import Workload
 from tpi.errors import PlanError, UsageError
@@ -40,7 +40,16 @@ def draft_bytes(draft: str, cache: Path, machine: NodeMachine, context: int | No
     return budget.used
 
 
-def refuse_draft(accelerated: bool) -> None:
-    """Raise UsageError if an accelerator takes part (`accelerated`): a run then has no drafts."""
-    if accelerated:
+def refuse_draft(shape: ModelShape, accelerated: bool, reads: bool) -> None:
+    """Refuse drafts where a run has none: with an accelerator, and for experts that are read from disk.
+
+    Args:
+        shape: the large model.
+        accelerated: whether an accelerator takes part.
+        reads: whether a node reads weights from its disk for each token.
+
+    Raises:
+        UsageError: if a run would refuse `--draft`.
+    """
+    if accelerated or (reads and shape.config.mixture is not None):
         raise UsageError(NO_EFFECT)

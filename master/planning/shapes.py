@@ -40,6 +40,7 @@ class ModelShape:
     head: BlockShape
     routing: bytes = b""
     per_layer: tuple[BlockShape, ...] = ()  # the table of the embeddings of layers, and their projection
+    mtp: tuple[BlockShape, ...] = ()  # of the layer for multi-token prediction: its projection, norms and blocks
 
 
 def model_shape(spec: str, dtype: str, cache: Path, room: int, machines: int = 1) -> ModelShape:
@@ -81,9 +82,9 @@ def _of_pack(path: Path) -> ModelShape:
     blocks = tuple(manifest.blocks[name] for layer in manifest.layers for name in layer)
     tables = (manifest.blocks[manifest.embedding], manifest.blocks[manifest.head])
     routing = load_routing(path / NAME).to_bytes() if (path / NAME).exists() else b""
-    per_layer = tuple(manifest.blocks[name] for name in manifest.per_layer)
+    per_layer, mtp = (tuple(manifest.blocks[name] for name in names) for names in (manifest.per_layer, manifest.mtp))
     return ModelShape(
-        manifest.source or path.name, manifest.dtype, manifest.config, blocks, *tables, routing, per_layer
+        manifest.source or path.name, manifest.dtype, manifest.config, blocks, *tables, routing, per_layer, mtp
     )
 
 
@@ -111,8 +112,9 @@ def _opened(directory: Path, config: str) -> Iterator[tuple[Model, Source]]:
 def _planned(name: str, dtype: str, model: Model, source: Source) -> ModelShape:
     plan: PackPlan = plan_pack(model, source, dtype)
     blocks = tuple(block.shape for layer in plan.layers for block in layer)
-    per_layer = tuple(recipe.shape for recipe in plan.per_layer)
-    return ModelShape(name, dtype, model.config, blocks, plan.embedding.shape, plan.head.shape, per_layer=per_layer)
+    per_layer, mtp = (tuple(recipe.shape for recipe in recipes) for recipes in (plan.per_layer, plan.mtp))
+    tables = (plan.embedding.shape, plan.head.shape)
+    return ModelShape(name, dtype, model.config, blocks, *tables, per_layer=per_layer, mtp=mtp)
 
 
 def weight_bytes(shape: ModelShape) -> int:

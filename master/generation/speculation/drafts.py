@@ -59,7 +59,7 @@ class Chances:
         return self._of(kind).share
 
     def each(self, kinds: Sequence[Kind]) -> list[float]:
-        """Return, for each token of a draft with these `kinds`, the chance that it and all tokens before it are right."""
+        """Return, for each token of a draft with these `kinds`, the chance that it and all before it are right."""
         return list(accumulate(map(self.of, kinds), mul))
 
     def learn(self, kind: Kind, right: bool) -> None:

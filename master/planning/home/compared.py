@@ -27,6 +27,7 @@ class ComparedLayouts:
         one: one stage of all nodes; None if that does not fit.
         singles: stages of one node each; None if that does not fit.
         streams: the number of answers at once for which the layout was chosen.
+        drafting: seconds to draft a token: of a layer for multi-token prediction, or 0.
     """
 
     names: Sequence[str]
@@ -35,6 +36,7 @@ class ComparedLayouts:
     one: Layout | None
     singles: Layout | None
     streams: int = 1
+    drafting: float = 0.0
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -47,11 +49,11 @@ class ComparedLayouts:
         )
 
     @classmethod
-    def of(cls, model: HomeModel, use: Layout) -> "ComparedLayouts":
-        """Compare the layout `use` with the best ones and the pure forms."""
+    def of(cls, model: HomeModel, use: Layout, drafting: float = 0.0) -> "ComparedLayouts":
+        """Compare the layout `use` with the best ones and the pure forms; to draft a token takes `drafting` seconds."""
         one, singles = pure_layouts(model.staged)
         best = tuple(layouts(model.staged, streams=model.streams)[:_BEST])
-        return cls(model.home.names, use, best, one, singles, model.streams)
+        return cls(model.home.names, use, best, one, singles, model.streams, drafting)
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Yield a row of cells for each layout, in milliseconds.
@@ -67,7 +69,7 @@ class ComparedLayouts:
                 continue
             shown.append(what)
             figures = (layout.seconds, *seconds_by_part(layout).values())
-            last = "/".join(f"{layout.drafted(acceptance):.1f}x" for acceptance in _ACCEPTANCES)
+            last = "/".join(f"{layout.drafted(acceptance, self.drafting):.1f}x" for acceptance in _ACCEPTANCES)
             if self.streams > 1:
                 last = short_number(_MS * layout.streams(self.streams))
             used = "-> " if layout == self.use else ""
@@ -93,7 +95,7 @@ class ComparedLayouts:
             {"layers": [stage.first, stage.last], "nodes": [self.names[rank] for rank in stage.split.members]}
             for stage in layout.stages
         ]
-        faster = {str(acceptance): layout.drafted(acceptance) for acceptance in _ACCEPTANCES}
+        faster = {str(acceptance): layout.drafted(acceptance, self.drafting) for acceptance in _ACCEPTANCES}
         return {
             "stages": stages,
             "seconds": layout.seconds,

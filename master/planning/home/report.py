@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from master.deployment.stages import AUTO, ONE
 from master.planning.home.compared import ComparedLayouts, seconds_by_part
@@ -14,6 +14,9 @@ from scheduler.model.home.stages import Layout
 from scheduler.model.offload.forecast import Gain
 from tpi.partition import Range
 from tpi.topology.links import Link, LinkTable
+
+if TYPE_CHECKING:
+    from master.planning.mtp import MtpForecast
 
 _TIMES = 2.0  # factor by which a resource is improved to find its gain
 _PERCENT = 100
@@ -30,6 +33,7 @@ class HomeReport:
         asked: True if `--stages` gave the stages.
         with_all: the best layout over all nodes, if the planner has left some out; else None.
         gains: the speed-up of a token from more of each resource.
+        mtp: the layer for multi-token prediction on the master; None if there is none, or if a run would not draft.
     """
 
     model: HomeModel
@@ -38,6 +42,7 @@ class HomeReport:
     asked: bool
     with_all: Layout | None
     gains: tuple[Gain, ...]
+    mtp: "MtpForecast | None" = None
 
     @classmethod
     def of(cls, model: HomeModel, drop: bool = True, stages: str = AUTO) -> "HomeReport":
@@ -54,11 +59,16 @@ class HomeReport:
         """
         asked = stages not in (AUTO, ONE)
         ahead = asked_forecast(model, stages) if asked else best_forecast(model, drop, stages == AUTO)
-        compared = ComparedLayouts.of(model, ahead.layout)
+        mtp = None
+        if model.shape.mtp:
+            from master.planning.mtp import mtp_at_home  # imports what loads the layer
+
+            mtp = mtp_at_home(model, ahead)
+        compared = ComparedLayouts.of(model, ahead.layout, mtp.drafting if mtp else 0.0)
         dropped = len(ahead.members) < len(model.home.names) and not asked
         with_all = layouts(model.staged, False, stages == AUTO, model.streams) if dropped else []
         gains = _gains(model, ahead.layout, stages)
-        return cls(model, compared, ahead, asked, next(iter(with_all), None), tuple(gains))
+        return cls(model, compared, ahead, asked, next(iter(with_all), None), tuple(gains), mtp)
 
     @property
     def layout(self) -> Layout:
@@ -121,6 +131,7 @@ class HomeReport:
             "decode_tokens_per_s": 1 / ahead.token,
             "decode_tokens_per_s_at_once": 1 / ahead.streams(self.model.streams),
             "token_s": self.parts,
+            "mtp": self.mtp.fields() if self.mtp else None,
             "layouts": self.compared.fields(),
             "bottleneck": {"of": max(self.parts, key=self.parts.__getitem__), "node": self.name(self.slowest)},
             "collective": self.collective,

@@ -178,19 +178,21 @@ class Layout:
         after = one if self.ring else max(self._step(stage, chunk) for stage in self.stages)
         return one + (ceil(tokens / chunk) - 1) * after
 
-    def drafted(self, acceptance: float) -> float:
+    def drafted(self, acceptance: float, drafting: float = 0.0) -> float:
         """Return the speed-up of answers by drafted tokens, each of which is right with the probability `acceptance`
         (a).
 
-        With k drafts, a step takes the time of 1 + k tokens and gives (1 - a^(k+1)) / (1 - a) tokens (Leviathan et al.,
-        2023). The result is that of the best k. With several stages, each draft can also be a step of its own. Then a
-        right draft costs the time between two results, and a wrong one the time of a whole step.
+        To draft a token takes `drafting` seconds. With k drafts, a step takes the time of 1 + k tokens and gives
+        (1 - a^(k+1)) / (1 - a) tokens (Leviathan et al., 2023). The result is that of the best k. With several stages,
+        each draft can also be a step of its own. Then a right draft costs the time between two results, and a wrong one
+        the time of a whole step.
         """
         given = {rows: (1 - acceptance**rows) / (1 - acceptance) for rows in range(1, _MOST_DRAFTS + 2)}
         alone = self.step(1)
         between = max(alone / self.in_flight, *(self._step(stage, 1) for stage in self.stages))
-        ahead = acceptance * between + (1 - acceptance) * alone
-        return max(self.seconds / ahead, *(tokens * self.seconds / self.step(rows) for rows, tokens in given.items()))
+        ahead = acceptance * (between + drafting) + (1 - acceptance) * alone
+        steps = {rows: self.step(rows) + (rows - 1) * drafting for rows in given}
+        return max(self.seconds / ahead, *(tokens * self.seconds / steps[rows] for rows, tokens in given.items()))
 
     def step(self, rows: int) -> float:
         """Return the seconds of a step of `rows` tokens through all stages."""

@@ -9,7 +9,7 @@ import pytest
 
 from master.options import RunOptions
 from master.session import Session
-from tests.support.commands import run_json
+from tests.support.commands import run_json, tpi_here
 from tests.support.models import TinyModel
 from tests.support.weights.mtp import make_mtp
 from tpi.devices.options import DeviceOptions
@@ -90,6 +90,29 @@ def test_the_layer_for_prediction_takes_what_the_plan_leaves_of_the_memory(
     assert "multi-token prediction does not draft" in capsys.readouterr().err
     with Session(RunOptions(str(directory), cache=cache, memory=MEMORY, draft=model)) as session:
         assert session.engine.deployment.mtp is None  # the draft model takes its place
+
+
+@pytest.mark.parametrize("home", [("--memory", "64MiB"), ("--devices", "2x512MiB")])
+def test_a_plan_counts_the_layer_for_prediction_as_a_run_does(
+    home: tuple[str, ...], model: str, cache: Path, tmp_path: Path
+) -> None:
+    directory, flags = tmp_path / "mtp", ("--dtype", "q4", "-c", "128")
+    make_mtp("glm4moe", directory)
+    with Session(RunOptions(str(directory), dtype="q4", context=128, cache=cache, memory=MEMORY)) as session:
+        layer = session.engine.deployment.mtp
+        assert layer is not None
+        nbytes = layer.nbytes
+    asked = ("plan", "-m", str(directory), *flags, *home)
+    done = tpi_here(*asked, "--json", cache=cache)
+    assert done.returncode == 0, done.stderr
+    assert f"multi-token prediction takes {nbytes >> 20} MiB" in done.stderr
+    planned = json.loads(done.stdout)
+    assert planned["mtp"]["nbytes"] == pytest.approx(nbytes, rel=0.1)
+    assert 0 < planned["mtp"]["seconds"] < 1 / planned["decode_tokens_per_s"]
+    done = tpi_here(*asked, "--json", "--draft", model, cache=cache)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["mtp"] is None  # the draft model takes its place
+    assert "multi-token" not in done.stderr
 
 
 def test_the_draft_model_is_counted_within_the_memory(model: str, cache: Path) -> None:

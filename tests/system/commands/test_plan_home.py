@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from master.deployment.draft import NO_EFFECT
 from tests.support.commands import counted, listening_worker, tpi, tpi_here
 from tests.support.paths import ROOT
 
@@ -180,6 +181,24 @@ def test_draft_models_that_a_run_refuses_are_refused(model: str, tmp_path: Path)
     assert large.returncode != 0
     assert "--draft" in large.stderr
     assert "does not fit" in large.stderr or "memory" in large.stderr
+
+
+@pytest.mark.parametrize(
+    ("home", "fits"),
+    [
+        (("--machine", "12GiB RAM, 2GB/s disk"), False),
+        (("--machine", "64GiB RAM, 2GB/s disk"), True),
+        (("--devices", "2x8GiB"), False),
+        (("--devices", "4x24GiB"), True),
+    ],
+)
+def test_a_draft_model_needs_all_experts_in_memory(
+    home: tuple[str, ...], fits: bool, model: str, tmp_path: Path
+) -> None:
+    mixtral = str(ROOT / "tests/support/data/mixtral-8x7b")
+    done = tpi_here("plan", "-m", mixtral, "--dtype", "q4", *home, "--draft", model, cache=tmp_path)
+    assert (done.returncode == 0) == fits, done.stderr
+    assert (NO_EFFECT in done.stderr) == (not fits)
 
 
 def test_for_several_answers_stages_of_one_machine_win(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 A machine that has moved to another address is measured again, because it may have moved to another network.
 
 An entry of a link is latency in seconds, bytes per second, time of the measurement in seconds since 1970, and 1 if the
-link was measured again after a doubt with the same result. An entry of a group of nodes, whose key begins with
-`software`, is the seconds that a sum between them takes in addition to what the links explain, 1, and the time.
+link was measured again after a doubt with the same result, or -1 if it is to be measured again. An entry of a group of
+nodes, whose key begins with `software`, is the seconds that a sum between them takes in addition to what the links
+explain, 1, and the time.
 """
 
 import json
@@ -22,6 +23,7 @@ from tpi.topology.links import Link
 FRESH_S = 24 * 3600.0
 _SOFTWARE = "software"  # the first word of the key of a group
 _LEAST_S = 1e-6  # least stored seconds of software, since a stored value must be positive
+_DOUBTED = -1.0  # the last number of a link that is to be measured again
 _SAME = 2.0  # two measurements of a link count as equal if they differ by at most this factor
 Pair = tuple[int, int]
 
@@ -72,11 +74,12 @@ def _valid(entry: object) -> bool:
 def load(path: Path, ends: Sequence[str]) -> dict[Pair, CachedLink]:
     """Return the links between `ends` that were measured within a day, by indices into `ends`.
 
-    Return no links if the file is missing or damaged.
+    Links that are to be measured again are left out. Return no links if the file is missing or damaged.
     """
     entries, now = _read(path), time()
     pairs = (((a, b), entries.get(_key(ends[a], ends[b]))) for a, b in combinations(range(len(ends)), 2))
-    known = {pair: CachedLink(Link(e[0], e[1]), now - e[2], bool(e[3:] and e[3])) for pair, e in pairs if e}
+    fresh = {pair: entry for pair, entry in pairs if entry and not _is_doubted(entry)}
+    known = {pair: CachedLink(Link(e[0], e[1]), now - e[2], bool(e[3:] and e[3])) for pair, e in fresh.items()}
     return {pair: one for pair, one in known.items() if 0 <= one.age_s < FRESH_S}
 
 
@@ -90,15 +93,44 @@ def save(
         ends: the names of the nodes in the cache.
         links: all links between these nodes, by indices into `ends`.
         known: the links that were in the cache before. They are not stored again, unless `doubted` is True.
-        doubted: True if the known links were measured again. Those with the same result are marked as confirmed.
+        doubted: True if the known links were measured again. Those with the same result are marked as confirmed, and
+            so are links that were marked by `doubt`.
     """
     entries = _read(path)
     for (a, b), link in links.items():
-        before = known.get((a, b))
+        key, before = _key(ends[a], ends[b]), known[a, b].link if (a, b) in known else None
         if before is None or doubted:
-            confirmed = before is not None and _same(before.link, link)
-            entries[_key(ends[a], ends[b])] = [link.latency_s, link.bytes_per_s, time(), int(confirmed)]
+            if before is None and key in entries and _is_doubted(entries[key]):
+                before = Link(*entries[key][:2])
+            confirmed = before is not None and _same(before, link)
+            entries[key] = [link.latency_s, link.bytes_per_s, time(), int(confirmed)]
     _write(path, entries)
+
+
+def doubt(path: Path, ends: Sequence[str]) -> set[frozenset[str]]:
+    """Mark the links between `ends` so that they are measured again; return their pairs of ends.
+
+    Links that were measured again before with the same result stay. If none is marked, nothing changes; else the
+    seconds of software in sums between some of `ends` are forgotten, too. Errors are ignored as in `save`.
+    """
+    entries = _read(path)
+    pairs = {_key(*pair): frozenset(pair) for pair in combinations(ends, 2)}
+    marked = {key: pair for key, pair in pairs.items() if key in entries and not any(entries[key][3:])}
+    if not marked:
+        return set()
+    entries |= {key: [*entries[key][:3], _DOUBTED] for key in marked}
+    _write(path, {key: entry for key, entry in entries.items() if not set(ends).issuperset(_group(key) or (key,))})
+    return set(marked.values())
+
+
+def _is_doubted(entry: Sequence[float]) -> bool:
+    return entry[3:] == [_DOUBTED]
+
+
+def _group(key: str) -> list[str]:
+    """Return the ends of the group whose software the entry `key` tells; empty if it is the entry of a link."""
+    first, *group = key.split(" ")
+    return group if first == _SOFTWARE else []
 
 
 def _write(path: Path, entries: Mapping[str, list[float]]) -> None:
@@ -126,8 +158,8 @@ def software(path: Path, ends: Sequence[str]) -> dict[int, float]:
     """
     latest = dict[int, tuple[float, float]]()
     for key, (seconds, _, at, *_) in _read(path).items():
-        first, *group = key.split(" ")
-        if first == _SOFTWARE and set(ends).issuperset(group) and 0 <= time() - at < FRESH_S:
+        group = _group(key)
+        if group and set(ends).issuperset(group) and 0 <= time() - at < FRESH_S:
             latest[len(group)] = max(latest.get(len(group), (0.0, 0.0)), (at, seconds))
     return {nodes: seconds for nodes, (_, seconds) in latest.items()}
 

@@ -40,6 +40,7 @@ from master.text.tokenizer import Tokenizer
 from master.vocabulary.sampler import Sampler, Sampling
 from master.workers.cluster import Cluster
 from master.workers.local import LocalWorkers
+from master.workers.places import WorkerId
 from tpi.errors import NodeError, PlanError, TpiError, UsageError
 from tpi.kernels.spec import PAGE_TOKENS
 from tpi.keys.policy import KeyPolicy
@@ -86,6 +87,7 @@ class Session:
         self._deployment: Deployment | None = None
         self._engine: Engine | None = None
         self._draft: LoadedDraft | None = None
+        self._workers: list[WorkerId] = []  # of the current deployment
 
     def __enter__(self) -> "Session":
         with self._stack as stack:
@@ -96,6 +98,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._judge_plan()
         self._stack.__exit__(kind, error, trace)
 
     @property
@@ -131,6 +134,7 @@ class Session:
 
         After an error there is no deployment, so requests cannot continue.
         """
+        self._judge_plan()
         self._close_deployment()
         bare, began = rss(), clock()  # measured before any node records
         self._deployment = deployment = self._deploy(shares)
@@ -140,6 +144,12 @@ class Session:
             self._engine = Engine(deployment, most, self._draft_model(deployment))
         else:
             self._engine.replace(deployment)
+        self._workers = [worker.id for worker in self._cluster.workers]
+
+    def _judge_plan(self) -> None:
+        """Compare the measured time of a step in the current deployment with the plan's forecast."""
+        if self._engine is not None and (seconds := self._engine.speculation.plain_step) is not None:
+            self._membership.shares.judge(self._workers, seconds)
 
     def _deploy(self, shares: Sequence[float] | Split) -> Deployment:
         """Return a deployment; if it is the first one, shorten the context to what fits into free memory.

@@ -34,6 +34,13 @@ class Sharing(Protocol):
         """Return the layouts that were compared for `workers`; None if the user chose the layout."""
         ...
 
+    def judge(self, workers: Sequence[WorkerId], seconds: float) -> None:
+        """Compare the forecast for the layout over `workers` with the measured `seconds` of a step with one token.
+
+        If they differ much, have the links measured again before the next plan.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Shares:
@@ -70,6 +77,9 @@ class Shares:
         """Return None, because the user chose the shares."""
         return None
 
+    def judge(self, workers: Sequence[WorkerId], seconds: float) -> None:
+        """Do nothing, because there is no forecast."""
+
 
 @dataclass(frozen=True)
 class SharesLater:
@@ -100,6 +110,11 @@ class SharesLater:
     def compared(self, workers: Sequence[WorkerId]) -> "ComparedLayouts | None":
         """Return the layouts that were compared; None if there are no workers, or some are on this machine."""
         return self._planned.compared(workers) if _elsewhere(workers) else None
+
+    def judge(self, workers: Sequence[WorkerId], seconds: float) -> None:
+        """Compare the forecast with the measured `seconds` of a step, if all workers are on other machines."""
+        if _elsewhere(workers):
+            self._planned.judge(workers, seconds)
 
 
 def _elsewhere(workers: Sequence[WorkerId]) -> bool:

@@ -113,7 +113,7 @@ class PlannedSplit:
             if self.links.doubt(ends):
                 took, expected = (short_number(_MS * each) for each in (seconds, planned))
                 note(
-                    f"a token took {took} ms, and the plan expected {expected} ms: the links between these nodes are "
+                    f"a token took {took} ms, and the plan expected {expected} ms: the links between the nodes are "
                     "measured again before the next plan"
                 )
 

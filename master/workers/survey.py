@@ -63,6 +63,18 @@ class WorkerLinks:
         """
         return cache.software(self._file, [cache.end_of(b"", ""), *ends]) if self._file else {}
 
+    def doubt(self, ends: Sequence[str]) -> bool:
+        """Have the links between the master and the workers `ends` measured again before the next plan.
+
+        Links that were measured again before with the same result stay. Return True if any link is to be measured.
+        """
+        everyone = [cache.end_of(b"", ""), *ends]
+        own = {pair for pair in self._found if pair.issubset(everyone)}
+        marked = cache.doubt(self._file, everyone) if self._file else own
+        for pair in marked:
+            self._found.pop(pair, None)
+        return bool(marked)
+
     def survey_at(self, workers: Mapping[str, str], remeasure: bool = False) -> None:
         """Measure the unknown links between workers; with `remeasure`, all links.
 

@@ -169,6 +169,24 @@ def test_a_doubted_link_is_confirmed_and_old_ones_are_dropped(tmp_path: Path) ->
         assert cache.load(path, ends) == {}
 
 
+def test_links_that_a_run_contradicts_are_measured_once_more(tmp_path: Path) -> None:
+    path, ends = tmp_path / "links.json", ["master", "a", "b"]
+    cache.save(path, ends, LinkTable.uniform(3, Link(0.4, 3.0)).links, {})
+    cache.save(path, ["a", "c"], {(0, 1): Link(0.4, 3.0)}, {})
+    for group in (ends, ["a", "b", "c"]):
+        cache.save_software(path, group, 1e-3)
+    assert cache.doubt(path, ends) == {frozenset(pair) for pair in combinations(ends, 2)}
+    assert cache.load(path, ends) == {}
+    assert cache.software(path, ends) == {}
+    assert cache.load(path, ["a", "c"])  # links and groups with other nodes stay
+    assert cache.software(path, ["a", "b", "c"]) == {3: 1e-3}
+    assert cache.doubt(path, ends) == set()
+    again = {(0, 1): Link(0.3, 3.0), (0, 2): Link(0.1, 3.0), (1, 2): Link(0.4, 3.0)}
+    cache.save(path, ends, again, {})
+    assert {pair for pair, one in cache.load(path, ends).items() if one.confirmed} == {(0, 1), (1, 2)}
+    assert cache.doubt(path, ends) == {frozenset(("master", "b"))}
+
+
 def test_the_software_of_a_sum_is_learnt_from_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("allreduce.auto.contradicts", lambda predicted, measured: False)
     path = tmp_path / "links.json"

@@ -162,6 +162,9 @@ class Rules:
     def compared(self, workers: Sequence[WorkerId]) -> None:
         return None
 
+    def judge(self, workers: Sequence[WorkerId], seconds: float) -> None:
+        raise AssertionError("no step is measured")
+
 
 @dataclass
 class Home:

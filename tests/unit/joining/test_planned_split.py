@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from allreduce import cache
 from master.deployment.planner import Split
 from master.joining import split
 from master.joining.measured import MeasuredWorkers
@@ -30,7 +31,7 @@ from tpi.devices.options import DeviceOptions, OffloadOptions
 from tpi.keys.policy import KeyPolicy
 from tpi.net.fields import MachineSpeed, Profile
 from tpi.net.questions import Condition
-from tpi.topology.links import Link
+from tpi.topology.links import Link, LinkTable
 
 FAST, SLOW, NEW = b"\1" * 32, b"\2" * 32, b"\3" * 32
 SPEED = MachineSpeed(1e10, 1e11, 1e9)
@@ -249,3 +250,24 @@ def test_disks_are_measured_before_a_plan_that_reads_from_them(
     assert found is not None
     assert asked_for == ([list(known)] if room == 1 << 34 else [])
     assert found.sharing.own.disk == (DiskRate(1e8) if asked_for else LAPTOP.disk)
+
+
+@pytest.mark.parametrize(("times", "doubted"), [(1.0, False), (1.4, False), (1.6, True), (0.6, True), (0.7, False)])
+def test_links_are_measured_again_if_a_token_does_not_take_as_long_as_planned(
+    times: float, doubted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, names = tmp_path / "links.json", ("near", "other")
+    planned = replace(home_of(**dict.fromkeys(names, Link(0.001, 1e8))), links=WorkerLinks(file))
+    workers = [WorkerId(name, name.encode()) for name in names]
+    planned.measured._known[:] = [replace(one, end=one.name) for one in planned.measured._known]
+    cache.save(file, ["master", *names], LinkTable.uniform(3, Link(0.001, 1e8)).links, {})
+    planned.judge(workers, 1.0)  # nothing was planned yet
+    assert isinstance(planned.among(workers), Split)
+    capsys.readouterr()
+    layout = planned.used[tuple(name.encode() for name in names)]
+    assert len(layout.members) == 3
+    planned.judge(workers, times * layout.seconds)
+    left = 0 if doubted else 3
+    assert len(cache.load(file, ["master", *names])) == left
+    assert len(planned.links.between(names)) == left // 3
+    assert ("measured again" in capsys.readouterr().err) == doubted

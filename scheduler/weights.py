@@ -109,7 +109,11 @@ class Weights(Generic[S]):
         short = tokens < self._crossover
         self.now = self._short if short else self._long
         if self._steps is not None:
-            self._steps.begin(short)
+            try:
+                self._steps.begin(short)
+            except BaseException:
+                self._steps.abandon()
+                raise
 
     def abandon(self) -> None:
         """Abort the step: the keys and values that it appended to pages are invalid."""

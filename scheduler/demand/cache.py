@@ -201,6 +201,12 @@ class DemandCache:
                 self.shelf.expect(keys[0][0], self._numbers(keys))
                 self.slots.kick(len(self.shelf.read_ahead) - wishes)
 
+    def abandon(self) -> None:
+        """Abort a step: read no more units ahead for it, and forget the failures of its loads."""
+        with self.slots.lock:
+            self.shelf.read_ahead.clear()
+        self.slots.abandon()
+
     @property
     def loaded_bytes(self) -> int:
         """Bytes loaded since the cache was opened, including loads that `stats` does not count."""

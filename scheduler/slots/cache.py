@@ -69,7 +69,8 @@ class SlotCache(Generic[S]):
        that failed earlier. `raise_failure` raises the last error, for memories in which no hold waits for a load.
     7. **Release.** With devices, slots are released after the calls that are queued on the devices. A hold without room
        waits for these releases once before it is refused.
-    8. **Abandon.** An aborted step ends predictions and forgets the last failure. Running loads end; their units stay.
+    8. **Abandon.** An aborted step ends predictions and forgets the last failure. Its loads end, and their units stay; if
+       one fails later, only a hold that waits for it raises the error.
     9. **Close.** When `close` returns, running loads have ended and no other begins. Waiting holds raise TpiError. If
        the workers are lost, holds raise it within a second. Pinned slots stay valid.
     """
@@ -105,6 +106,7 @@ class SlotCache(Generic[S]):
         self._unended = 0  # loads that were submitted and have neither ended nor been cancelled
         self._expected: dict[Shelf, tuple[Any, Any]] = {}  # units and slots that predictions pin
         self._failure: Exception | None = None
+        self._aborts = 0  # calls of `abandon`
         self.closed = False
         workers.start(self._serve)
 
@@ -185,11 +187,12 @@ class SlotCache(Generic[S]):
                 self.submit(loads, ahead=True)
 
     def abandon(self) -> None:
-        """Abort a step: give up all predictions, and forget the last failure."""
+        """Abort a step: give up all predictions, and forget the failures of its loads."""
         with self.lock:
             for shelf in list(self._expected):
                 self._forget_expected(shelf)
             self._failure = None
+            self._aborts += 1
 
     def raise_failure(self) -> None:
         """Raise the error of the last load that failed since the last call, if one did."""
@@ -241,6 +244,8 @@ class SlotCache(Generic[S]):
     def submit(self, loads: Sequence[Load], ahead: bool = False) -> None:
         """Queue `loads`, whose slots are marked as loading: as demand, or behind demand if `ahead` is True."""
         if loads:
+            for load in loads:
+                load.aborts = self._aborts
             (self._ahead if ahead else self._demanded).extend(loads)
             self._unended += len(loads)
             self._workers.kick([load for load in loads for _ in range(load.parts)])
@@ -328,7 +333,8 @@ class SlotCache(Generic[S]):
             if load.error is not None or load.cancelled:  # it may have been cut short while it was queued
                 self._demanded, self._ahead = (_without(queue, load) for queue in (self._demanded, self._ahead))
             self._unended -= 1
-            self._failure = load.error or self._failure
+            if load.aborts == self._aborts:
+                self._failure = load.error or self._failure
             load.shelf.end(load, load.error)
             if load.cancelled:  # loads that waited for its memory may begin
                 self._workers.kick([None] * sum(one.parts - one.begun for one in (*self._demanded, *self._ahead)))
@@ -368,6 +374,7 @@ class SlotCache(Generic[S]):
         if spare is None:
             return []
         self._unended += 1
+        spare.aborts = self._aborts
         return self._begun([spare])
 
     def _begun(self, loads: list[Load]) -> list[Load]:

@@ -30,6 +30,7 @@ class Load:
         cancelled: True if it is not wanted any more; no further part begins.
         followed: True if a thread waits for single parts.
         error: the error of a part that failed.
+        aborts: how many steps had been aborted when it was queued.
     """
 
     shelf: Any
@@ -45,6 +46,7 @@ class Load:
     cancelled: bool = False
     followed: bool = False
     error: Exception | None = None
+    aborts: int = 0
 
     def may_begin(self) -> bool:
         """Return True if the first part may begin now."""

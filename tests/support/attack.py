@@ -85,7 +85,8 @@ def target(folder: Path, model: Path, *flags: str) -> Iterator[Target]:
 @contextmanager
 def beside(target: Target) -> Iterator[list[Observations]]:
     """Run a bystander during the block; afterwards the yielded list has its observations."""
-    command = [sys.executable, "-m", "tests.support.processes.bystander", str(target.http.base_url), BYSTANDER]
+    url, pid = str(target.http.base_url), str(target.process.pid)
+    command = [sys.executable, "-m", "tests.support.processes.bystander", url, BYSTANDER, pid]
     found: list[Observations] = []
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

@@ -166,7 +166,7 @@ class ExpertArena:
         asked, self._asked = self._asked, None
         if asked is not None:
             Finished(asked.wait)
-        self.cache.slots.abandon()
+        self.cache.abandon()
 
     def describe(self) -> str:
         """Return the cache's statistics as a part of a sentence for the user."""

@@ -117,7 +117,7 @@ class Fragile(Twin):
 
 @pytest.mark.parametrize("link", [0.01, 100.0])
 def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(link: float, tiny_pack: Packs, tmp_path: Path) -> None:
-    """Over a slow link a step waits for the copy; over a fast one the copy is for a later token."""
+    """Over a fast link a step waits for the copy; over a slow one the copy is for a later token."""
     pack = tiny_pack("olmoe")
     asked = [list(range(3, 9))]
     expected = on_the_host(pack, tmp_path / "host", asked)
@@ -126,7 +126,9 @@ def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(link: float, tiny_
         with beside(pack, tmp_path / "device", card, how) as deployment:
             card.failing = True
             with pytest.raises(DeviceError, match=r"expert \d of block \d cannot be copied to twin: the card fell off"):
-                answers(deployment, asked, 12)
+                for _ in range(1000):  # on a busy machine, an answer may end before a copy for later tokens begins
+                    answers(deployment, asked, 12)
+            arena_of(deployment.node).cache.slots.drain()  # the next step would wait for a copy that still fails
             card.failing = False
             assert answers(deployment, asked, 12) == expected
             assert not arena_of(deployment.node).cache.shelf.table.pins.any()

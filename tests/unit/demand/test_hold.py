@@ -70,3 +70,23 @@ def test_hints_reach_the_cache() -> None:
         weights.expect(0, [1])
         weights.expect(1, [1, 5])
         assert cache.shelf._wanted_soon.sum() == 1
+
+
+class Broken:
+    """A listener to which no step can begin."""
+
+    aborted = 0
+
+    def begin(self, short: bool) -> None:
+        raise WeightsError("an earlier copy failed")
+
+    def abandon(self) -> None:
+        self.aborted += 1
+
+
+def test_a_step_that_cannot_begin_is_aborted() -> None:
+    steps = Broken()
+    weights = Weights(Resident([]), Arrangement[str]([], [], {}), steps=steps)
+    with pytest.raises(WeightsError, match="an earlier copy failed"):
+        weights.begin(1)
+    assert steps.aborted == 1

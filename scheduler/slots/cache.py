@@ -69,8 +69,8 @@ class SlotCache(Generic[S]):
        that failed earlier. `raise_failure` raises the last error, for memories in which no hold waits for a load.
     7. **Release.** With devices, slots are released after the calls that are queued on the devices. A hold without room
        waits for these releases once before it is refused.
-    8. **Abandon.** An aborted step ends predictions and forgets the last failure. Its loads end, and their units stay; if
-       one fails later, only a hold that waits for it raises the error.
+    8. **Abandon.** An aborted step ends predictions and forgets the last failure. Its loads end, and their units stay.
+       If one of them fails later, only a hold that waits for it raises the error.
     9. **Close.** When `close` returns, running loads have ended and no other begins. Waiting holds raise TpiError. If
        the workers are lost, holds raise it within a second. Pinned slots stay valid.
     """

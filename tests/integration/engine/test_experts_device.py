@@ -115,6 +115,12 @@ class Fragile(Twin):
         return super().copy(source, target)
 
 
+def answer_until_it_fails(deployment: Deployment, asked: list[list[int]]) -> None:
+    """Ask again and again: on a busy machine, an answer may end before a copy for later tokens begins."""
+    for _ in range(1000):
+        answers(deployment, asked, 12)
+
+
 @pytest.mark.parametrize("link", [0.01, 100.0])
 def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(link: float, tiny_pack: Packs, tmp_path: Path) -> None:
     """Over a fast link a step waits for the copy; over a slow one the copy is for a later token."""
@@ -126,8 +132,7 @@ def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(link: float, tiny_
         with beside(pack, tmp_path / "device", card, how) as deployment:
             card.failing = True
             with pytest.raises(DeviceError, match=r"expert \d of block \d cannot be copied to twin: the card fell off"):
-                for _ in range(1000):  # on a busy machine, an answer may end before a copy for later tokens begins
-                    answers(deployment, asked, 12)
+                answer_until_it_fails(deployment, asked)
             arena_of(deployment.node).cache.slots.drain()  # the next step would wait for a copy that still fails
             card.failing = False
             assert answers(deployment, asked, 12) == expected

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr, ndtri
-from scipy.stats import multivariate_normal
 
 from tests.support.weights.shapes import write_byte_tokenizer
 from tpi.families.huggingface.reader import from_huggingface
@@ -82,6 +81,8 @@ class NeuronUse:
         """Return the share of a token's active neurons that are active for another token with this `correlation`."""
         often = self.frequencies(neurons)
         points = np.quantile(often, np.linspace(0, 1, _POINTS))
+        from scipy.stats import multivariate_normal  # takes a second to import
+
         pair = multivariate_normal([0, 0], [[1, correlation], [correlation, 1]])
         both = np.array([pair.cdf([value, value]) for value in ndtri(points)])
         return float(np.interp(often, points, both).sum() / often.sum())

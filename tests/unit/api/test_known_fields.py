@@ -6,17 +6,10 @@ The fields are those of the public clients' own types, so that a new one is seen
 import ast
 import re
 from collections.abc import Iterator
+from pkgutil import resolve_name
 from typing import Any, get_args, get_type_hints
 
-import anthropic.types as of_anthropic
-import anthropic.types.beta.message_create_params as beta_messages
-import openai.types.chat as of_chat
-import openai.types.responses as of_responses
 import pytest
-from anthropic.types import message_count_tokens_params, message_create_params
-from openai.types import completion_create_params, embedding_create_params
-from openai.types.chat import completion_create_params as chat_create_params
-from openai.types.responses import response_create_params
 from pydantic import ValidationError
 
 from master.api.anthropic import form as messages_form
@@ -31,138 +24,155 @@ CHAT = {"messages": [USER]}
 CLAUDE = {"model": "m", "max_tokens": 5, "messages": [USER]}
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 
-FORMS: dict[str, tuple[type[FormPart], dict[str, Any], tuple[Any, ...]]] = {
-    "chat": (chat_form.ChatForm, CHAT, (chat_create_params.CompletionCreateParamsBase,)),
+# each with a valid body, and the names of the clients' types that have its fields: the clients take seconds to import
+FORMS: dict[str, tuple[type[FormPart], dict[str, Any], tuple[str, ...]]] = {
+    "chat": (chat_form.ChatForm, CHAT, ("openai.types.chat.completion_create_params:CompletionCreateParamsBase",)),
     "completions": (
         completions.CompletionForm,
         {"prompt": "x"},
-        (completion_create_params.CompletionCreateParamsBase,),
+        ("openai.types.completion_create_params:CompletionCreateParamsBase",),
     ),
-    "embeddings": (embeddings.EmbeddingForm, {"input": "x"}, (embedding_create_params.EmbeddingCreateParams,)),
-    "responses": (responses_form.ResponsesForm, {"input": "x"}, (response_create_params.ResponseCreateParamsBase,)),
+    "embeddings": (
+        embeddings.EmbeddingForm,
+        {"input": "x"},
+        ("openai.types.embedding_create_params:EmbeddingCreateParams",),
+    ),
+    "responses": (
+        responses_form.ResponsesForm,
+        {"input": "x"},
+        ("openai.types.responses.response_create_params:ResponseCreateParamsBase",),
+    ),
     "messages": (
         messages_form.MessagesForm,
         CLAUDE,
-        (message_create_params.MessageCreateParamsBase, beta_messages.MessageCreateParamsBase),
+        (
+            "anthropic.types.message_create_params:MessageCreateParamsBase",
+            "anthropic.types.beta.message_create_params:MessageCreateParamsBase",
+        ),
     ),
     "count_tokens": (
         messages_form.CountForm,
         {"model": "m", "messages": [USER]},
-        (message_count_tokens_params.MessageCountTokensParams,),
+        ("anthropic.types.message_count_tokens_params:MessageCountTokensParams",),
     ),
 }
 
 # how each nested part is reached, and whose fields it has
-PARTS: dict[str, tuple[type[FormPart], dict[str, Any], str, Any]] = {
-    "a user's message": (chat_form.ChatForm, CHAT, "messages.0", of_chat.ChatCompletionUserMessageParam),
+PARTS: dict[str, tuple[type[FormPart], dict[str, Any], str, str]] = {
+    "a user's message": (chat_form.ChatForm, CHAT, "messages.0", "openai.types.chat:ChatCompletionUserMessageParam"),
     "an assistant's message": (
         chat_form.ChatForm,
         {"messages": [{"role": "assistant", "content": "x"}]},
         "messages.0",
-        of_chat.ChatCompletionAssistantMessageParam,
+        "openai.types.chat:ChatCompletionAssistantMessageParam",
     ),
     "a tool's message": (
         chat_form.ChatForm,
         {"messages": [{"role": "tool", "content": "x", "tool_call_id": "a"}]},
         "messages.0",
-        of_chat.ChatCompletionToolMessageParam,
+        "openai.types.chat:ChatCompletionToolMessageParam",
     ),
     "a text": (
         chat_form.ChatForm,
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]},
         "messages.0.content.0",
-        of_chat.ChatCompletionContentPartTextParam,
+        "openai.types.chat:ChatCompletionContentPartTextParam",
     ),
     "a call": (
         chat_form.ChatForm,
         {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", **FUNCTION}]}]},
         "messages.0.tool_calls.0",
-        of_chat.ChatCompletionMessageFunctionToolCallParam,
+        "openai.types.chat:ChatCompletionMessageFunctionToolCallParam",
     ),
-    "a tool": (chat_form.ChatForm, CHAT | {"tools": [FUNCTION]}, "tools.0", of_chat.ChatCompletionFunctionToolParam),
+    "a tool": (
+        chat_form.ChatForm,
+        CHAT | {"tools": [FUNCTION]},
+        "tools.0",
+        "openai.types.chat:ChatCompletionFunctionToolParam",
+    ),
     "a choice": (
         chat_form.ChatForm,
         CHAT | {"tools": [FUNCTION], "tool_choice": FUNCTION},
         "tool_choice",
-        of_chat.ChatCompletionNamedToolChoiceParam,
+        "openai.types.chat:ChatCompletionNamedToolChoiceParam",
     ),
     "options of a stream": (
         chat_form.ChatForm,
         CHAT | {"stream_options": {}},
         "stream_options",
-        of_chat.ChatCompletionStreamOptionsParam,
+        "openai.types.chat:ChatCompletionStreamOptionsParam",
     ),
     "an item": (
         responses_form.ResponsesForm,
         {"input": [USER]},
         "input.0",
-        of_responses.EasyInputMessageParam,
+        "openai.types.responses:EasyInputMessageParam",
     ),
     "a call that is an item": (
         responses_form.ResponsesForm,
         {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}]},
         "input.0",
-        of_responses.ResponseFunctionToolCallParam,
+        "openai.types.responses:ResponseFunctionToolCallParam",
     ),
     "an answer that is an item": (
         responses_form.ResponsesForm,
         {"input": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]}]},
         "input.0.content.0",
-        of_responses.ResponseOutputTextParam,
+        "openai.types.responses:ResponseOutputTextParam",
     ),
     "a tool of a response": (
         responses_form.ResponsesForm,
         {"input": "x", "tools": [{"type": "function", "name": "f"}]},
         "tools.0",
-        of_responses.FunctionToolParam,
+        "openai.types.responses:FunctionToolParam",
     ),
     "the text of a response": (
         responses_form.ResponsesForm,
         {"input": "x", "text": {}},
         "text",
-        of_responses.ResponseTextConfigParam,
+        "openai.types.responses:ResponseTextConfigParam",
     ),
     "a block of text": (
         messages_form.MessagesForm,
         CLAUDE | {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]},
         "messages.0.content.0",
-        of_anthropic.TextBlockParam,
+        "anthropic.types:TextBlockParam",
     ),
     "a block of thought": (
         messages_form.MessagesForm,
         CLAUDE | {"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]}, USER]},
         "messages.0.content.0",
-        of_anthropic.ThinkingBlockParam,
+        "anthropic.types:ThinkingBlockParam",
     ),
     "a use": (
         messages_form.MessagesForm,
         CLAUDE | {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f"}]}, USER]},
         "messages.0.content.0",
-        of_anthropic.ToolUseBlockParam,
+        "anthropic.types:ToolUseBlockParam",
     ),
     "a result": (
         messages_form.MessagesForm,
         CLAUDE | {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]},
         "messages.0.content.0",
-        of_anthropic.ToolResultBlockParam,
+        "anthropic.types:ToolResultBlockParam",
     ),
     "a tool of a message": (
         messages_form.MessagesForm,
         CLAUDE | {"tools": [{"name": "f", "input_schema": {}}]},
         "tools.0",
-        of_anthropic.ToolParam,
+        "anthropic.types:ToolParam",
     ),
     "what is thought of": (
         messages_form.MessagesForm,
         CLAUDE | {"thinking": {"type": "enabled"}},
         "thinking",
-        of_anthropic.ThinkingConfigEnabledParam,
+        "anthropic.types:ThinkingConfigEnabledParam",
     ),
     "how it is said": (
         messages_form.MessagesForm,
         CLAUDE | {"output_config": {}},
         "output_config",
-        of_anthropic.OutputConfigParam,
+        "anthropic.types:OutputConfigParam",
     ),
 }
 
@@ -218,7 +228,7 @@ def all_parts(form: type[FormPart]) -> Iterator[type[FormPart]]:
 @pytest.mark.parametrize("name", FORMS)
 def test_fields_of_a_body_are_known_or_refused_by_name(name: str) -> None:
     form, body, params = FORMS[name]
-    known = {field for one in params for field in get_type_hints(one)}
+    known = {field for one in params for field in get_type_hints(resolve_name(one))}
     assert error_of(form, body) is None
     for field in sorted(known | set(OF_OTHERS)):
         assert error_of(form, {**body, field: None}) is None or field in form.fields()
@@ -237,7 +247,7 @@ def test_fields_of_a_part_are_known_or_refused_by_name(name: str) -> None:
     form, body, path, params = PARTS[name]
     assert error_of(form, body) is None
     where = re.sub(r"\.(\d+)", r"[\1]", path)
-    for field in [*get_type_hints(params), "unheard_of"]:
+    for field in [*get_type_hints(resolve_name(params)), "unheard_of"]:
         error = error_of(form, changed(body, path.split("."), field, STRANGE))
         if error is None:
             assert any(field in part.harmless | part.fields() for part in all_parts(form)), field

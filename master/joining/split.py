@@ -54,6 +54,7 @@ class PlannedSplit:
         """Return the best split over exactly `workers`; equal shares if any is not measured or nothing fits.
 
         If an earlier split of the same workers is about as fast, return it, because the workers have its weights.
+        Print the layout and its forecast.
         """
         equal = [1.0] * (1 + len(workers))
         if new := self.measured.missing(workers):
@@ -64,9 +65,8 @@ class PlannedSplit:
             layout = self._steady(workers, self.layout(known, drop=False))
         except PlanError:  # the same error is raised with the node's name when weights are assigned
             return equal
-        if len(layout.stages) > 1:
-            names = ("master", *(one.name for one in known))
-            note(f"stages: {layout_words(layout, names)}; {self._speed(layout)} expected")
+        form, names = "stages" if len(layout.stages) > 1 else "one stage", ("master", *(one.name for one in known))
+        note(f"{form}: {layout_words(layout, names)}; {self._speed(layout)} expected")
         return split_of(layout)
 
     def _steady(self, workers: Sequence[WorkerId], best: Layout) -> Layout:

@@ -31,6 +31,7 @@ from tpi.devices.options import DeviceOptions, OffloadOptions
 from tpi.keys.policy import KeyPolicy
 from tpi.net.fields import MachineSpeed, Profile
 from tpi.net.questions import Condition
+from tpi.text import short_number
 from tpi.topology.links import Link, LinkTable
 
 FAST, SLOW, NEW = b"\1" * 32, b"\2" * 32, b"\3" * 32
@@ -271,3 +272,20 @@ def test_links_are_measured_again_if_a_token_does_not_take_as_long_as_planned(
     assert len(cache.load(file, ["master", *names])) == left
     assert len(planned.links.between(names)) == left // 3
     assert ("measured again" in capsys.readouterr().err) == doubted
+
+
+@pytest.mark.parametrize(("latency", "form"), [(1e-6, "one stage: master+near; "), (0.02, "stages: 0-")])
+def test_the_chosen_layout_and_its_forecast_are_printed(
+    latency: float, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    room = 24 << 30  # bytes; no machine holds the model alone
+    home = home_of(near=Link(latency, 1e9))
+    planned = replace(home, own=replace(home.own, memory=room))
+    planned.measured._known[:] = [
+        replace(one, machine=replace(one.machine, memory=room)) for one in planned.measured._known
+    ]
+    planned.among([WorkerId("near", b"near")])
+    (layout,) = planned.used.values()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"tpi: {form}")
+    assert line.endswith(f"; {short_number(1 / layout.seconds)} tok/s expected")

@@ -126,5 +126,10 @@ def words(shapes: Sequence[BlockShape], taken: int | None) -> str:
 
 
 def one_layer(config: ModelConfig, context: int) -> ModelConfig:
-    """Return the configuration of the layer as a model of one layer, which has full attention."""
-    return replace(config.for_context(context), layers=1, windows=(), rope_kinds=(), recurrent=(), delta=None)
+    """Return the configuration of the layer as a model of one layer.
+
+    It has full attention, and RoPE if the model's layers with full attention have it.
+    """
+    kinds = [kind for layer, kind in enumerate(config.rope_kinds) if not config.window(layer)][:1]
+    own = replace(config.for_context(context), layers=1, windows=(), rope_kinds=tuple(kinds))
+    return replace(own, recurrent=(), delta=None, mamba=None)

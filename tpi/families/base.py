@@ -262,12 +262,13 @@ class _Resolver:
     def mtp(self, names: Names, dense_layers: Collection[int] | None) -> MtpRefs | None:
         """Return references to the layer for multi-token prediction; None if the source has no such layer.
 
-        In the source, its number follows that of the last layer.
+        In the source, its number follows that of the last layer. With names of its own, it has experts if there is a
+        router.
         """
         if names.apart is not None:
             apart = copy(self)
             apart._prefix = ""
-            return apart.mtp(names.apart, dense_layers)
+            return apart.mtp(names.apart, None)
         layer, wanted = self._config.layers, {name: self._prefix + text for name, text in names.mtp.items()}
         if not wanted or not all(self._has(text.format(i=layer)) for text in wanted.values()):
             return None

@@ -1,6 +1,7 @@
 """Tensor names that most families share, in addition to the tables of `tpi.families.names`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tpi.families.base import Names
 from tpi.families.gguf.rope import FREQS, LONG, SHORT
@@ -17,6 +18,30 @@ GGUF_MTP = {
     "hidden": "blk.{i}.nextn.hnorm.weight",
     "norm": "blk.{i}.nextn.shared_head_norm.weight",
 }
+MTP_APART = {
+    "projection": "mtp.fc.weight",
+    "token": "mtp.pre_fc_norm_embedding.weight",
+    "hidden": "mtp.pre_fc_norm_hidden.weight",
+    "norm": "mtp.norm.weight",
+}  # of that layer in the files of Qwen and EXAONE, where its names begin with `mtp`
+
+
+def with_mtp(names: Names, mtp: Mapping[str, str], block: str = "mtp.layers.0.", ffn: str = "") -> Names:
+    """Return `names` with those of the first layer for multi-token prediction, which do not have the common prefix.
+
+    Args:
+        names: the templates of the model.
+        mtp: the names of what this layer has in addition to its blocks.
+        block: replaces `layers.{i}.` in the names of its blocks.
+        ffn: does so in its feed-forward block or its experts; empty: as `block`.
+    """
+
+    def apart(templates: Mapping[str, str], begin: str) -> dict[str, str]:
+        return {name: text.replace("layers.{i}.", begin) for name, text in templates.items()}
+
+    attention, second = apart(names.attention, block), apart(names.ffn, ffn or block)
+    experts = None if names.experts is None else apart(names.experts, ffn or block)
+    return replace(names, apart=replace(names, attention=attention, ffn=second, experts=experts, mtp=mtp))
 
 
 def llama_names(

@@ -55,6 +55,7 @@ _NAMES = {
     **{f"mlp.{part}_proj.weight": f"ffn_{part}.weight" for part in ("gate", "up", "down")},
     **{f"mlp.shared_expert.{part}_proj.weight": f"ffn_{part}_shexp.weight" for part in ("gate", "up", "down")},
 }
+_GLM4 = {"post_attention_layernorm.weight": "post_attention_norm.weight"}
 _STACKED = {"w1": "gate", "v1": "up", "w2": "down"}
 
 
@@ -70,7 +71,8 @@ def tensors(model: TinyModel, family: str) -> dict[str, Array]:
         layer, _, rest = name.removeprefix(prefix).partition(".") if prefix else ("", "", name)
         parts = _gpt_oss(rest, values) if family == "gptoss" else _experts(rest, values, config)
         parts = parts or (_apart(rest, values, config) if family in ABSORBED else {})
-        parts = parts or {_NAMES[rest]: values.reshape(-1) if "_gate.w" in rest else values}
+        names = _NAMES | _GLM4 if family == "glm4moe" else _NAMES
+        parts = parts or {names[rest]: values.reshape(-1) if "_gate.w" in rest else values}
         found |= {f"blk.{layer}.{part}" if prefix else part: each for part, each in parts.items()}
     return found
 
@@ -158,6 +160,10 @@ def _describe(writer: GGUFWriter, family: str, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if family == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if family == "glm4moe":
+        size = config.hidden_size // config.num_attention_heads
+        writer.add_rope_dimension_count(round(size * config.rope_parameters["partial_rotary_factor"]))
+        _describe_routed(writer, config)
     if family == "olmoe":
         writer.add_clamp_kqv(config.clip_qkv)
     if family == "gptoss":
@@ -190,14 +196,20 @@ def _describe_latent(writer: GGUFWriter, config: Any, absorbed: bool) -> None:
         writer.add_value_length(config.kv_lora_rank)
         writer.add_key_length_mla(sizes[0])
         writer.add_value_length_mla(sizes[1])
-        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
-        writer.add_expert_group_count(config.n_group)
-        writer.add_expert_group_used_count(config.topk_group)
     else:
         writer.add_head_count_kv(config.num_attention_heads)
         writer.add_key_length(sizes[0])
         writer.add_value_length(sizes[1])
         writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
+    _describe_routed(writer, config, sigmoid=absorbed)
+
+
+def _describe_routed(writer: GGUFWriter, config: Any, sigmoid: bool = True) -> None:
+    """Write metadata of DeepSeek's experts, with the sigmoid scores and groups of DeepSeek-V3 if `sigmoid`."""
+    if sigmoid:
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
     writer.add_leading_dense_block_count(getattr(config, "first_k_dense_replace", 1))
     writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_expert_shared_count(config.n_shared_experts)

@@ -9,7 +9,8 @@ import pytest
 from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
 
-from tests.support.weights import gguf_delta, gguf_experts, mtp_delta
+from master.deployment.mtp import one_layer
+from tests.support.weights import gguf_delta, gguf_entries, gguf_experts, mtp_apart, mtp_delta
 from tests.support.weights.gguf_delta import write_gguf as write_delta
 from tests.support.weights.gguf_experts import write_experts
 from tests.support.weights.mtp import LAYERS, make_mtp
@@ -25,8 +26,9 @@ _NEXTN = {
 }  # fmt: skip
 
 
-def test_both_kinds_of_files_give_the_same_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_mtp("deepseek3", tmp_path / "model")
+@pytest.mark.parametrize("family", ["deepseek3", "glm4moe"])
+def test_both_kinds_of_files_give_the_same_layer(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_mtp(family, tmp_path / "model")
     weights = load_file(model.directory / "model.safetensors")
     own = {name: weights[f"model.layers.{LAYERS}.{end}"].numpy() for end, name in _NEXTN.items()}
     tensors, describe = gguf_experts.tensors, gguf_experts._describe
@@ -41,7 +43,7 @@ def test_both_kinds_of_files_give_the_same_layer(tmp_path: Path, monkeypatch: py
         "tensors",
         lambda *of: tensors(*of) | {f"blk.{LAYERS}.{name}": values for name, values in own.items()},
     )
-    write_experts(tmp_path / "m.gguf", model, "deepseek3")
+    write_experts(tmp_path / "m.gguf", model, family)
     for source in (model.directory, tmp_path / "m.gguf"):
         pack_model(open_source(source), "f32", tmp_path / f"{source.name}.pack")
     one, other = (Pack.open(tmp_path / name) for name in ("model.pack", "m.gguf.pack"))
@@ -112,5 +114,49 @@ def test_a_layer_with_its_own_embedding_is_left_out(tmp_path: Path) -> None:
     model = mtp_delta.make_delta_mtp("qwen35", tmp_path / "model")
     file = model.directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"mtp_use_dedicated_embeddings": True}))
+    pack_model(open_source(model.directory), "q4", tmp_path / "pack")
+    assert not Pack.open(tmp_path / "pack").mtp
+
+
+def test_both_kinds_of_files_give_the_same_layer_of_exaone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As llama.cpp's converter names it: the layer is the last of all."""
+    model = mtp_apart.make_apart("exaonemoe", tmp_path / "model")
+    weights, layers = load_file(model.directory / "model.safetensors"), model.reference.config.num_hidden_layers
+    ends = zip(mtp_apart.LAYOUTS["exaonemoe"].own, ("eh_proj", "enorm", "hnorm", "shared_head_norm"), strict=True)
+    own = {f"blk.{layers}.nextn.{end}.weight": weights[f"{name}.weight"].numpy() for name, end in ends}
+    tensors, keys = gguf_entries._tensors, gguf_entries._keys
+
+    def with_layer(*of: Any) -> dict[str, Any]:
+        found = tensors(*of)
+        block = {name: values for name, values in found.items() if name.startswith("blk.0.")}
+        copied = {name.replace(".0.", f".{layers}.", 1): values * mtp_apart.SCALE for name, values in block.items()}
+        return found | own | copied
+
+    more = {"block_count": layers + 1, "nextn_predict_layers": 1}
+    monkeypatch.setattr(gguf_entries, "_tensors", with_layer)
+    monkeypatch.setattr(gguf_entries, "_keys", lambda *of: keys(*of) | more)
+    gguf_entries.write_gguf(tmp_path / "m.gguf", model, "exaone-moe")
+    for source in (model.directory, tmp_path / "m.gguf"):
+        pack_model(open_source(source), "f32", tmp_path / f"{source.name}.pack")
+    one, other = (Pack.open(tmp_path / name) for name in ("model.pack", "m.gguf.pack"))
+    assert len(one.mtp) == 4
+    assert one.manifest.mtp == other.manifest.mtp
+    assert one.config.mtp_whole
+    assert other.config.mtp_whole
+    assert one_layer(one.config, 64).rope_kinds == one_layer(other.config, 64).rope_kinds == (0,)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("exaonemoe", {"mtp_layer_types": ["sliding_attention"]}),
+        ("nemotronhmoe", {"mtp_layers_block_type": ["moe", "attention"]}),
+        ("nemotronhmoe", {"mtp_layers_block_type": None, "mtp_hybrid_override_pattern": "*E*E"}),
+    ],
+)
+def test_a_layer_of_another_form_is_left_out(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    model = mtp_apart.make_apart(family, tmp_path / "model")
+    file = model.directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     pack_model(open_source(model.directory), "q4", tmp_path / "pack")
     assert not Pack.open(tmp_path / "pack").mtp

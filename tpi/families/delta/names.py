@@ -1,9 +1,5 @@
 """Tensor names of the families with DeltaNet layers, in Hugging Face directories and in GGUF files."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-
-from tpi.families.base import Names
 from tpi.families.expertnames import GGUF_EXPERTS, GGUF_GATED_SHARED, QWEN2_EXPERTS
 from tpi.families.names import GGUF_ATTENTION, GGUF_FFN, GGUF_HEAD_NORMS, QWEN3_ATTENTION
 
@@ -54,21 +50,3 @@ GGUF_DELTA_EXPERTS = (
     | _GGUF_NORM
     | {part: f"{GGUF_EXPERTS[part]}|blk.{{i}}.ffn_gate_up_exps.weight[expert.{part}]" for part in ("gate", "up")}
 )
-
-_MTP = {
-    "projection": "mtp.fc.weight",
-    "token": "mtp.pre_fc_norm_embedding.weight",
-    "hidden": "mtp.pre_fc_norm_hidden.weight",
-    "norm": "mtp.norm.weight",
-}
-
-
-def with_mtp(names: Names) -> Names:
-    """Return `names` with those of the first layer for multi-token prediction, which begin with `mtp`."""
-
-    def apart(templates: Mapping[str, str]) -> dict[str, str]:
-        return {name: text.replace("layers.{i}.", "mtp.layers.0.") for name, text in templates.items()}
-
-    experts = None if names.experts is None else apart(names.experts)
-    layer = replace(names, attention=apart(names.attention), ffn=apart(names.ffn), experts=experts, mtp=_MTP)
-    return replace(names, apart=layer)

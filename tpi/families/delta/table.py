@@ -14,12 +14,11 @@ from tpi.families.delta.names import (
     GGUF_NEXT_DELTA,
     NEXT_DELTA,
     QWEN35_DELTA,
-    with_mtp,
 )
 from tpi.families.experts import dense_qwen
 from tpi.families.huggingface.expertdefaults import num_experts
 from tpi.families.names import MISTRAL_FFN
-from tpi.families.sharednames import GGUF_MTP, gguf_names, llama_names
+from tpi.families.sharednames import GGUF_MTP, MTP_APART, gguf_names, llama_names, with_mtp
 
 DELTA = (
     Family(
@@ -29,7 +28,7 @@ DELTA = (
         gguf_names=replace(gguf_names(GGUF_GATED_ATTENTION, GGUF_DELTA_FFN), recurrent=GGUF_DELTA, mtp=GGUF_MTP),
         gguf_settings=gguf.dense,
         adapt_gguf_refs=gguf.adapt_refs,
-        names=with_mtp(replace(llama_names(GATED_ATTENTION, MISTRAL_FFN), recurrent=QWEN35_DELTA)),
+        names=with_mtp(replace(llama_names(GATED_ATTENTION, MISTRAL_FFN), recurrent=QWEN35_DELTA), MTP_APART),
         defaults=defaults.QWEN35,
         settings=settings.dense,
         adapt_refs=settings.adapt_refs,
@@ -44,7 +43,7 @@ DELTA = (
         ),
         gguf_settings=gguf.experts,
         adapt_gguf_refs=gguf.adapt_refs,
-        names=with_mtp(replace(llama_names(GATED_ATTENTION, {}, EXPERTS), recurrent=QWEN35_DELTA)),
+        names=with_mtp(replace(llama_names(GATED_ATTENTION, {}, EXPERTS), recurrent=QWEN35_DELTA), MTP_APART),
         defaults=defaults.QWEN35_MOE,
         settings=settings.experts,
         adapt_refs=settings.adapt_refs,
@@ -62,7 +61,7 @@ DELTA = (
         ),
         gguf_settings=gguf.experts,
         adapt_gguf_refs=gguf.adapt_next_refs,
-        names=with_mtp(replace(llama_names(GATED_ATTENTION, MISTRAL_FFN, EXPERTS), recurrent=NEXT_DELTA)),
+        names=with_mtp(replace(llama_names(GATED_ATTENTION, MISTRAL_FFN, EXPERTS), recurrent=NEXT_DELTA), MTP_APART),
         defaults=defaults.NEXT,
         settings=settings.experts,
         adapt_refs=settings.adapt_next_refs,

@@ -80,4 +80,4 @@ def interleaved(model: Model, fields: Fields) -> Model:
         )
         return replace(refs, parts=parts, vectors=vectors)
 
-    return replace(model, layers=tuple(tuple(map(block, layer)) for layer in model.layers))
+    return model.with_blocks(block)

@@ -127,18 +127,20 @@ def _share(fields: Fields) -> int:
     return size_field(fields, "embedding_length") // size_field(fields, "attention.head_count")
 
 
-def sliding_pattern(fields: Fields, default: int) -> list[bool]:
+def sliding_pattern(fields: Fields, default: int, layers: int = 0) -> list[bool]:
     """Return one bool for each layer, True if it has a sliding window.
 
     The file's pattern is a list with one entry for each layer, or a period: the last layer of each period has full
-    attention. `default` is the period if the file has no pattern; with a period of 0, all layers slide.
+    attention. `default` is the period if the file has no pattern; with a period of 0, all layers slide. `layers` is the
+    number of layers without those for prediction (0: there are none for prediction), which a list may leave out.
 
     Raises:
         ModelError: if the pattern is neither a list nor a period.
     """
-    found, layers = fields.get("attention.sliding_window_pattern"), _layers(fields)
-    if isinstance(found, list) and len(found) == layers and all(type(slides) is bool for slides in found):
-        return found
+    found, every = fields.get("attention.sliding_window_pattern"), _layers(fields)
+    layers = layers or every
+    if isinstance(found, list) and len(found) in (layers, every) and all(type(slides) is bool for slides in found):
+        return found[:layers]
     period = int_field(fields, "attention.sliding_window_pattern", default)
     if period < 0:
         raise ModelError(f"attention.sliding_window_pattern is {period}; a period, or a list of layers, is expected")

@@ -32,7 +32,7 @@ def from_config(fields: Fields, where: str) -> tuple[Model, FileSource]:
     """
     # without a head in the source, the configuration and the family's default say whether it is tied to the embedding
     # and a plan does not have the layer for multi-token prediction
-    absent = ("lm_head.weight", "eh_proj.weight", "mtp.fc.weight")
+    absent = ("lm_head.weight", "eh_proj.weight", "mtp.fc.weight", "mtp_linear_proj.0.weight")
     model = from_huggingface(fields, lambda name: not name.endswith(absent), where)
     kind = str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
     element = _ELEMENTS.get(kind, _ELEMENTS["float32"])

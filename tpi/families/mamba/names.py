@@ -55,6 +55,12 @@ NEMOTRON_EXPERTS = (
     | {part: f"{_MIXER}experts.{{e}}.{part}_proj.weight" for part in _UP_DOWN}
     | {f"shared.{part}": f"{_MIXER}shared_experts.{part}_proj.weight" for part in _UP_DOWN}
 )
+NEMOTRON_MTP = {
+    "projection": "mtp.layers.0.eh_proj.weight",
+    "token": "mtp.layers.0.enorm.weight",
+    "hidden": "mtp.layers.0.hnorm.weight",
+    "norm": "mtp.layers.1.final_layernorm.weight",
+}
 GGUF = block(
     "blk.{i}.attn_norm.weight",
     "blk.{i}.",

@@ -42,6 +42,7 @@ def nemotron(fields: Fields) -> dict[str, Any]:
             raise ModelError(f"{name} is {str(fields[name])[:80]!r}; {only!r} is supported for this architecture")
     kinds = _kinds(fields)
     found = layers_of(kinds) | {
+        "mtp_whole": True,
         "norm_eps": float_field(fields, "layer_norm_epsilon"),
         "activation": activation(fields["mlp_hidden_act"]),
     }
@@ -86,9 +87,20 @@ def dense(fields: Fields) -> Collection[int]:
 def with_parts(model: Model, fields: Fields) -> Model:
     """Return the model with references to the parts of fused tensors.
 
-    The tensors for predicting further tokens need not be used.
+    The tensors for predicting further tokens need not be used. The layer for multi-token prediction is left out unless
+    it is attention followed by experts or a network.
     """
-    return replace(adapt_refs(model, fields), ignored_tensors=(*model.ignored_tensors, "mtp.*"))
+    adapted = adapt_refs(model, fields)
+    mtp = adapted.mtp if _predicted_by_attention(fields) else None
+    return replace(adapted, ignored_tensors=(*model.ignored_tensors, "mtp.*"), mtp=mtp)
+
+
+def _predicted_by_attention(fields: Fields) -> bool:
+    """Return True if the layer for multi-token prediction is attention followed by experts or a network."""
+    listed, pattern = fields["mtp_layers_block_type"], fields["mtp_hybrid_override_pattern"]
+    names, given = (_KINDS, listed) if listed is not None else (_LETTERS, "*E" if pattern is None else pattern)
+    kinds = [names.get(str(kind)) for kind in given] if isinstance(given, list | str) else []
+    return kinds in (["attention", "moe"], ["attention", "mlp"])
 
 
 def _kinds(fields: Fields) -> tuple[Kind, ...]:

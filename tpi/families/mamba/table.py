@@ -6,7 +6,7 @@ from tpi.families.base import Family, Names
 from tpi.families.mamba import defaults, gguf, names, nemotron, settings
 from tpi.families.names import GGUF_ATTENTION, GGUF_FFN, LLAMA_ATTENTION
 from tpi.families.routed.table import GRANITE_SHARED_EXPERTS
-from tpi.families.sharednames import gguf_names, llama_names
+from tpi.families.sharednames import gguf_names, llama_names, with_mtp
 
 _NEMOTRON = Family(
     "nemotronh",
@@ -16,15 +16,19 @@ _NEMOTRON = Family(
     gguf_settings=gguf.nemotron,
     gguf_numbers=gguf.nemotron_numbers,
     adapt_gguf_refs=gguf.nemotron_refs,
-    names=Names(
-        "embeddings.weight",
-        names.NEMOTRON_ATTENTION,
-        names.NEMOTRON_FFN,
-        {"norm": "norm_f.weight"},
-        "lm_head.weight",
-        prefixes=("backbone.", "model."),
-        experts=names.NEMOTRON_EXPERTS,
-        recurrent=names.NEMOTRON,
+    names=with_mtp(
+        Names(
+            "embeddings.weight",
+            names.NEMOTRON_ATTENTION,
+            names.NEMOTRON_FFN,
+            {"norm": "norm_f.weight"},
+            "lm_head.weight",
+            prefixes=("backbone.", "model."),
+            experts=names.NEMOTRON_EXPERTS,
+            recurrent=names.NEMOTRON,
+        ),
+        names.NEMOTRON_MTP,
+        ffn="mtp.layers.1.",
     ),
     defaults=defaults.NEMOTRON_H,
     settings=nemotron.nemotron,

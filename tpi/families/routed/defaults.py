@@ -36,7 +36,7 @@ EXAONE: dict[str, Any] = {name: value for name, value in EXAONE4.items() if name
     "num_experts": 64, "num_experts_per_tok": 8, "num_shared_experts": 1, "norm_topk_prob": True,
     "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1,
     # Fields of model files alone. With other values they describe variants that transformers does not have:
-    "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid", "topk_method": "noaux_tc", "mtp_layer_types": None,
 }  # fmt: skip
 GRANITE_SHARED: dict[str, Any] = GRANITE | {"shared_intermediate_size": 0}
 HUNYUAN: dict[str, Any] = dense.HUNYUAN | {"num_experts": 1, "moe_topk": 1}

@@ -42,7 +42,7 @@ def exaone(fields: Fields) -> dict[str, Any]:
     """
     fields.get("leading_dense_block_count")  # mark as read: the tensors say which layers have experts
     layers, window = main_layers(fields), size_field(fields, "attention.sliding_window")
-    sliding = sliding_pattern(fields, _PERIOD)[:layers]
+    sliding = sliding_pattern(fields, _PERIOD, layers)
     width, shared = size_field(fields, "expert_feed_forward_length"), int_field(fields, "expert_shared_count", 0)
     shared = int_field(fields, "expert_shared_feed_forward_length", 0) or shared * width
     check_local_base(fields)
@@ -50,6 +50,7 @@ def exaone(fields: Fields) -> dict[str, Any]:
         "layers": layers,
         "windows": tuple(window if slides else 0 for slides in sliding),
         "rope_kinds": tuple(map(int, sliding)),
+        "mtp_whole": True,
         "mixture": mixture(fields, normalised=False, shared=shared, gating=SIGMOID),
     }
 

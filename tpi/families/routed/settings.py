@@ -36,7 +36,7 @@ def exaone(fields: Fields) -> dict[str, Any]:
             raise ModelError(f"{name} is {str(fields[name])[:80]!r}; {only!r} is supported for this architecture")
     shared = size_field(fields, "moe_intermediate_size") * size_field(fields, "num_shared_experts")
     mixture = sigmoid_mixture(fields, size_field(fields, "num_experts"), shared)
-    return exaone_layers(fields) | {"mixture": mixture}
+    return exaone_layers(fields) | {"mixture": mixture, "mtp_whole": True}
 
 
 _EXAONE = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
@@ -51,8 +51,13 @@ def dense_exaone(fields: Fields) -> Collection[int]:
 
 
 def adapt_exaone(model: Model, fields: Fields) -> Model:
-    """Return the model with the tensors for the prediction of further tokens declared as ignored."""
-    return replace(model, ignored_tensors=(*model.ignored_tensors, "mtp.*"))
+    """Return the model with the tensors for the prediction of further tokens declared as ignored.
+
+    The layer for multi-token prediction is left out if it has a sliding window (`mtp_layer_types`).
+    """
+    kinds = fields["mtp_layer_types"]
+    full = kinds is None or (isinstance(kinds, list) and kinds[:1] == ["full_attention"])
+    return replace(model, ignored_tensors=(*model.ignored_tensors, "mtp.*"), mtp=model.mtp if full else None)
 
 
 def without_prediction(model: Model, fields: Fields) -> Model:
@@ -113,7 +118,7 @@ def ernie(fields: Fields) -> dict[str, Any]:
         shared,
         normalised=True,
     )
-    return {"mixture": mixture}
+    return {"mixture": mixture, "mtp_whole": True}
 
 
 def dense_ernie(fields: Fields) -> Collection[int]:

@@ -24,7 +24,7 @@ from tpi.families.names import (
     QWEN3_ATTENTION,
 )
 from tpi.families.routed import defaults, gguf, settings
-from tpi.families.sharednames import GGUF_MTP, MTP, gguf_names, llama_names
+from tpi.families.sharednames import GGUF_MTP, MTP, MTP_APART, gguf_names, llama_names, with_mtp
 
 _PARTS = ("gate", "up", "down")
 GLM4_ATTENTION = {name: text for name, text in QWEN3_ATTENTION.items() if name != "o.bias"} | {
@@ -42,6 +42,12 @@ ERNIE_EXPERTS = (
     | {f"shared.{part}": f"layers.{{i}}.mlp.shared_experts.{part}_proj.weight" for part in _PARTS}
     | {"router.choice": "layers.{i}.mlp.moe_statics.e_score_correction_bias"}
 )
+ERNIE_MTP = {
+    "projection": "model.mtp_linear_proj.0.weight",
+    "token": "model.mtp_emb_norm.0.weight",
+    "hidden": "model.mtp_hidden_norm.0.weight",
+    "norm": "model.norm.weight",  # the layer shares the model's final norm
+}
 EXAONE_ATTENTION = {name: text for name, text in QWEN3_ATTENTION.items() if not name.endswith(".bias")}
 _CHOICE = "e_score_correction_bias"
 EXAONE_EXPERTS = GLM4_EXPERTS | {"router.choice": f"layers.{{i}}.mlp.gate.{_CHOICE}|layers.{{i}}.mlp.{_CHOICE}"}
@@ -93,7 +99,7 @@ ROUTED = (
     Family(
         "ernie45moe",
         architectures=("Ernie4_5_MoeForCausalLM",),
-        names=llama_names(ERNIE_ATTENTION, ERNIE_FFN, ERNIE_EXPERTS),
+        names=with_mtp(llama_names(ERNIE_ATTENTION, ERNIE_FFN, ERNIE_EXPERTS), ERNIE_MTP, block="model.mtp_block.0."),
         gguf="ernie4_5-moe",
         gguf_names=gguf_names(GGUF_ATTENTION, GGUF_FFN, experts=GGUF_CHOSEN_EXPERTS),
         gguf_settings=gguf.ernie,
@@ -107,9 +113,11 @@ ROUTED = (
     Family(
         "exaonemoe",
         architectures=("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),  # files have both spellings
-        names=llama_names(EXAONE_ATTENTION, MISTRAL_FFN, EXAONE_EXPERTS),
+        names=with_mtp(llama_names(EXAONE_ATTENTION, MISTRAL_FFN, EXAONE_EXPERTS), MTP_APART),
         gguf="exaone-moe",
-        gguf_names=gguf_names(GGUF_ATTENTION | GGUF_HEAD_NORMS, GGUF_FFN, experts=GGUF_CHOSEN_EXPERTS),
+        gguf_names=replace(
+            gguf_names(GGUF_ATTENTION | GGUF_HEAD_NORMS, GGUF_FFN, experts=GGUF_CHOSEN_EXPERTS), mtp=GGUF_MTP
+        ),
         gguf_settings=gguf.exaone,
         adapt_gguf_refs=lambda model, has: without_prediction(model),
         defaults=defaults.EXAONE,

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from tpi.block import embedded
 from tpi.config import ModelConfig
 from tpi.kernels import Kernels
+from tpi.kernels.perlayer import layer_embeddings
 from tpi.kernels.spec import NormSpec
 from tpi.pack.layout import RunLayout
 from tpi.trace import EMBEDDING, HEAD, OFF, NoTrace
@@ -86,11 +87,8 @@ class PerLayerEmbeddings:
 
         `x` is their first hidden states, `[len(tokens), hidden]`.
         """
-        values = self._config.per_layer
-        rows = self._table.gather(tokens) * np.float32(values**0.5)
-        projected = self._projection.logits(x)[:, : rows.shape[1]] * np.float32(self._config.hidden**-0.5)
-        normed = self._kernels.norm(self._norm, np.ascontiguousarray(projected).reshape(-1, values))
-        return np.asarray((rows + normed.reshape(rows.shape)) * np.float32(0.5**0.5), np.float32)
+        rows, projected = self._table.gather(tokens), self._projection.logits(x)
+        return layer_embeddings(self._kernels, self._config, self._norm, rows, projected)
 
 
 class Head:

@@ -322,7 +322,12 @@ def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -
             if before is not None:
                 part, before = join(before[0], before[1], part), None
             x = end_block(pack, half, layer, kernels, x, part, embeddings)
-    final = pack.final.vectors()
+    return last_logits(pack, x, kernels)
+
+
+def last_logits(pack: Pack, x: F32, kernels: Kernels) -> F32:
+    """Return the logits `[tokens, vocab]` of hidden states after the last layer."""
+    config, final = pack.config, pack.final.vectors()
     norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
     logits = kernels.logits(*_table(pack.head), kernels.norm(norm, x))[:, : config.vocab]
     logits *= np.float32(config.logit_scale)

@@ -142,7 +142,7 @@ LAYERS = {
     "tpi": (
         "errors.py help.py progress.py text.py wrap.py", "finite.py flags.py partition.py paths.py system",
         "config.py console.py trace.py", "cachelimit.py cli.py keys sources topology", "families", "pack", "kernels",
-        "stateheads.py", "block.py devices", "net sparsity",
+        "stateheads.py", "block.py devices", "calibration net sparsity",
     ),
     "worker": (
         "commands.py node_plan.py profile.py trial.py", "shards", "cachecommands.py equipment.py plan",

@@ -3,7 +3,9 @@
 Slow and simple; each product dequantises the weights it reads. Arrays that do not fit raise `KernelError`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import cast
 
 import numpy as np
@@ -81,8 +83,28 @@ def dequantise(run: RunLayout, data: U8, part: str) -> F32:
     return decode_part(run.part(part), run, data.reshape(run.units, run.unit_bytes))
 
 
+Observer = Callable[[RunLayout, str, F32], None]
+"""A function that gets a run, the name of one of its parts, and the input that the part is multiplied with."""
+_observer: ContextVar[Observer | None] = ContextVar("_observer", default=None)
+
+
+@contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Return a context manager within which this thread's reference kernels call `observer` before each product.
+
+    Inputs are float32 `[tokens, inputs]`, before they are rounded. Products with tables are observed too.
+    """
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
 def rows(run: RunLayout, data: U8, name: str, x: F32) -> F32:
     """Return `x`, `[tokens, hidden]`, times every row of a part: `[tokens, units * width]`."""
+    if (observe := _observer.get()) is not None:
+        observe(run, name, x)
     if is_quantised(run.part(name).format):
         x = round_activations(x, run.part(name).format)
     return np.asarray(x @ dequantise(run, data, name).T, np.float32)
@@ -90,6 +112,8 @@ def rows(run: RunLayout, data: U8, name: str, x: F32) -> F32:
 
 def columns(run: RunLayout, data: U8, name: str, inner: F32) -> F32:
     """Return `inner`, `[tokens, units * width]`, times the columns of a part: `[tokens, hidden]`."""
+    if (observe := _observer.get()) is not None:
+        observe(run, name, inner)
     if run.layout == "tiled":
         inner = round_activations(inner, run.part(name).format)
     return np.asarray(inner @ dequantise(run, data, name), np.float32)

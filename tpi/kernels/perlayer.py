@@ -1,15 +1,33 @@
-"""The end of a layer that has an embedding of each token (Gemma 4 E2B and E4B): a gate, a projection and a norm.
+"""Embeddings of tokens for each layer (Gemma 4 E2B and E4B), and the end of a layer: a gate, a projection and a norm.
 
-Every node computes it for itself. That costs a few percent of a layer's weights, and saves a sum over all nodes.
+Every node computes the end of a layer for itself. That costs a few percent of a layer's weights, and saves a sum over
+all nodes.
 """
 
 import numpy as np
 
+from tpi.config import ModelConfig
 from tpi.errors import KernelError
 from tpi.kernels import Kernels
 from tpi.kernels.arithmetic import activate
-from tpi.kernels.spec import F32, PerLayerSpec
+from tpi.kernels.spec import F32, NormSpec, PerLayerSpec
 from tpi.pack.layout import Part, RunLayout
+
+
+def layer_embeddings(kernels: Kernels, config: ModelConfig, norm: NormSpec, rows: F32, projected: F32) -> F32:
+    """Return the embeddings of tokens for all layers, `[tokens, layers * values]`, layer after layer.
+
+    Args:
+        kernels: compute the norm.
+        config: configuration of the model.
+        norm: the norm of each layer's part of the projection.
+        rows: the tokens' rows of the table, `[tokens, layers * values]`.
+        projected: the projection of the tokens' first hidden states, `[tokens, at least layers * values]`.
+    """
+    rows = rows * np.float32(config.per_layer**0.5)
+    projected = projected[:, : rows.shape[1]] * np.float32(config.hidden**-0.5)
+    normed = kernels.norm(norm, np.ascontiguousarray(projected).reshape(-1, config.per_layer))
+    return np.asarray((rows + normed.reshape(rows.shape)) * np.float32(0.5**0.5), np.float32)
 
 
 def add_per_layer(kernels: Kernels, spec: PerLayerSpec, x: F32, embeddings: F32 | None) -> F32:

@@ -98,7 +98,9 @@ class ReferenceKernels:
         else:
             q = rows(spec.query, query_data, "q", normed)
         q = heads_of(q, spec.q_bias, spec.heads, spec.head_dim)
-        if spec.latent is not None:
+        if spec.shared:
+            k = v = np.zeros((len(normed), spec.kv_heads, spec.head_dim), np.float32)
+        elif spec.latent is not None:
             k, v = from_latent(spec, spec.latent, latent_data, kv_data, normed)
         else:
             k = heads_of(rows(spec.kv, kv_data, "k", normed), spec.k_bias, spec.kv_heads, spec.head_dim)
@@ -112,8 +114,9 @@ class ReferenceKernels:
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """Append keys and values to the cache, then return the attention of all heads, `[tokens, heads * head_dim]`."""
         met = hadamard_rotate if kv_dtype_of(keys) == "q4" else np.asarray
-        append(keys, met(projected.keys), batch)
-        append(values, projected.values, batch)
+        if not spec.shared:
+            append(keys, met(projected.keys), batch)
+            append(values, projected.values, batch)
         mixed = attend(spec, met(projected.queries), keys, values, batch)
         mixed = mixed.reshape(len(mixed), spec.heads * spec.head_dim)
         return mixed if projected.gate is None else mixed * sigmoid(projected.gate)

@@ -9,6 +9,7 @@ byte j, and value j + 16 in the high half.
 """
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal, cast
 
 import numpy as np
@@ -72,16 +73,26 @@ CODINGS: dict[Format, Coding] = {
 CODE_BYTES: dict[Format, int] = {name: 4 * sum(coding.planes) for name, coding in CODINGS.items()}
 CODE_BYTES["q8"] = GROUP
 FACTOR_BYTES: dict[Format, int] = {**dict.fromkeys(CODE_BYTES, 2), "mxfp4": 1}  # bytes that tiles keep together
+WEIGHTED: tuple[Format, ...] = ("q4", "q4s")  # formats whose scales can be chosen by weighted errors
 _HALF = GROUP // 2
+_MOVES = (0.0, 0.06, 0.12)  # shares of a group's range by which a weighted fit moves its ends
 _LARGEST_F16 = float(np.finfo(np.float16).max)
 
 
-def quantise_groups(format: Format, values: F32) -> U8:
+def quantise_groups(format: Format, values: F32, weights: F32 | None = None) -> U8:
     """Quantise the last axis in groups of 32: `[..., n]` float32 to `[..., n / 32, block bytes]` uint8.
 
-    n must be a multiple of 32.
+    n must be a multiple of 32. `weights`, float32 and positive, are factors of the squared errors: `[n]`, or any shape
+    that can be broadcast to that of `values`. Only the formats in `WEIGHTED` accept weights. By default, all errors
+    count alike.
     """
-    groups = np.ascontiguousarray(values, np.float32).reshape(*values.shape[:-1], values.shape[-1] // GROUP, GROUP)
+    groups = _grouped(np.ascontiguousarray(values, np.float32))
+    factors = None if weights is None else _grouped(np.ascontiguousarray(weights, np.float32))
+    if format == "q4":
+        return _quantise_line(CODINGS[format], groups, factors)
+    if format == "q4s":
+        return _quantise_q4s(groups, factors)
+    assert factors is None  # the searches of the other formats have no weights
     if format == "q8":
         return _quantise_q8(groups)
     coding = CODINGS[format]
@@ -89,9 +100,7 @@ def quantise_groups(format: Format, values: F32) -> U8:
         return _quantise_mxfp4(groups)
     if coding.factors == "lines":
         return _quantise_lines(coding, groups)
-    if coding.factors == "line":
-        return _quantise_line(coding, groups)
-    return _quantise_q4s(groups) if format == "q4s" else _quantise_numbers(coding, groups)
+    return _quantise_line(coding, groups) if coding.factors == "line" else _quantise_numbers(coding, groups)
 
 
 def dequantise_groups(format: Format, blocks: U8) -> F32:
@@ -186,10 +195,11 @@ def _quantise_q8(groups: F32) -> U8:
     return np.concatenate([_f16_bytes(scale), codes.astype(np.int8).view(np.uint8)], axis=-1)
 
 
-def _quantise_line(coding: Coding, groups: F32) -> U8:
+def _quantise_line(coding: Coding, groups: F32, weights: F32 | None = None) -> U8:
     """Quantise groups by least squares: try several ranges, and fit each again to its rounded codes.
 
-    Each group uses the range with the smallest squared error.
+    Each group uses the range with the smallest squared error. With `weights`, the result of `_weighted_fit` is used
+    instead where its weighted error is smaller.
     """
     most = np.float32((1 << sum(coding.planes)) - 1)
     low, high = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)
@@ -199,20 +209,51 @@ def _quantise_line(coding: Coding, groups: F32) -> U8:
         tried = _line(groups, half / (most / 2), (low + high) / 2 - half, most)
         for candidate in (tried, _line(groups, *_fit_line(tried[1], groups), most)):
             best = _closer(best, candidate)
+    if weights is not None:
+        plain = _line(groups, *best[2:], most, weights)
+        best = _closer(plain, _line(groups, *_weighted_fit(groups, weights, low, high, most), most, weights))
     _, codes, scale, minimum = best
     planes = pack_codes(coding.planes, codes.astype(np.uint8))
     return np.concatenate([_f16_bytes(scale), _f16_bytes(minimum), planes], axis=-1)
 
 
-def _quantise_q4s(groups: F32) -> U8:
+def _weighted_fit(groups: F32, weights: F32, low: F32, high: F32, most: np.float32) -> tuple[F32, F32]:
+    """Fit the values of each group with least weighted squares; return the scale and the minimum, `[..., 1]`.
+
+    `low` and `high` are the ends of each group's range. Each end is moved inwards by the shares in `_MOVES`. For each
+    such range, values are rounded to codes, and a line is fitted to the pairs (code, value). A fitted line leaves the
+    part of the weighted variance that it does not explain, so the line that explains most is the best.
+    """
+    shares = weights / weights.sum(axis=-1, keepdims=True)
+    mean, span = (groups * shares).sum(axis=-1, keepdims=True), high - low
+    best = np.full_like(low, -1)
+    scale, minimum = np.zeros_like(low), low
+    for left, right in product(_MOVES, _MOVES):
+        step = span * np.float32((1 - left - right) / most)
+        codes = (groups - (low + span * np.float32(left))) * _inverse(step)
+        np.clip(np.rint(codes, out=codes), 0, most, out=codes)
+        mean_code = (codes * shares).sum(axis=-1, keepdims=True)
+        codes -= mean_code
+        weighted = codes * shares
+        common = _dots(weighted, groups)
+        slope = common / np.maximum(_dots(weighted, codes), np.float32(1e-9))
+        explained = slope * common
+        better = explained > best
+        best = np.where(better, explained, best)
+        scale = np.where(better, slope, scale)
+        minimum = np.where(better, mean - slope * mean_code, minimum)
+    return scale, minimum
+
+
+def _quantise_q4s(groups: F32, weights: F32 | None) -> U8:
     """Quantise groups to q4s: try signed scales that map the largest magnitude to the code of an end, or near it.
 
     Each group uses the scale with the smallest squared error.
     """
     extreme = _extreme(groups)
-    best = _line(groups, extreme / np.float32(-8), None)
+    best = _line(groups, extreme / np.float32(-8), None, weights=weights)
     for divisor in (-8.5, -7.5, -7.0, 7.5, 7.0):
-        best = _closer(best, _line(groups, extreme / np.float32(divisor), None))
+        best = _closer(best, _line(groups, extreme / np.float32(divisor), None, weights=weights))
     _, codes, scale, _ = best
     return np.concatenate([_f16_bytes(scale), pack_codes((4,), codes.astype(np.uint8))], axis=-1)
 
@@ -278,6 +319,7 @@ def _quantise_lines(coding: Coding, groups: F32) -> U8:
 
 
 _Line = tuple[F32, F32, F32, F32]  # squared error, codes, scale, minimum
+_MOST = np.float32(15)  # largest code of 4 bits
 
 
 def _scaled(groups: F32, scale: F32) -> _Line:
@@ -291,15 +333,17 @@ def _scaled(groups: F32, scale: F32) -> _Line:
     return error, codes, scale, scale
 
 
-def _line(groups: F32, scale: F32, minimum: F32 | None, most: float = 15) -> _Line:
+def _line(groups: F32, scale: F32, minimum: F32 | None, most: np.float32 = _MOST, weights: F32 | None = None) -> _Line:
     """Compute the codes of `groups`, in 0..most, for a scale and a minimum that are rounded to f16.
 
-    The result also has the squared error of each group. If `minimum` is None, it is -8 times the scale.
+    The result also has the squared error of each group; `weights` are factors of its terms. If `minimum` is None, it
+    is -8 times the scale.
     """
     scale = _as_f16(scale)
     low = scale * np.float32(-8) if minimum is None else _as_f16(minimum)
     codes = np.clip(np.rint((groups - low) * _inverse(scale)), 0, most)
-    error = np.square(groups - (codes * scale + low)).sum(axis=-1, keepdims=True)
+    squares = np.square(groups - (codes * scale + low))
+    error = (squares if weights is None else squares * weights).sum(axis=-1, keepdims=True)
     return error, codes, scale, low
 
 
@@ -316,6 +360,15 @@ def _fit_line(codes: F32, groups: F32) -> tuple[F32, F32]:
     spread = np.square(codes - mean_code).sum(axis=-1, keepdims=True)
     slope = ((codes - mean_code) * (groups - mean)).sum(axis=-1, keepdims=True) / np.maximum(spread, np.float32(1e-9))
     return slope, mean - slope * mean_code
+
+
+def _dots(first: F32, second: F32) -> F32:
+    """Return the products of two vectors of each group, `[..., 1]`."""
+    return np.asarray(np.einsum("...i,...i->...", first, second)[..., None])
+
+
+def _grouped(values: F32) -> F32:
+    return values.reshape(*values.shape[:-1], values.shape[-1] // GROUP, GROUP)
 
 
 def _extreme(groups: F32) -> F32:

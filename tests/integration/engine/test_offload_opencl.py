@@ -85,7 +85,7 @@ def test_every_placement_and_pipeline_answers_as_the_host_does(
     share = 1.5 if weights == "gpu" else 0.6
     options = OffloadOptions(weights, kv, pipeline, crossover)
     small: dict[str, Any] = {"context": 64, "pool": 96, "kv": kv_dtype}
-    asked = prompts(pack.config.vocab, batch, seed=batch)
+    asked = prompts(pack.config.vocab, batch, seed=batch + 1)
     with closing(in_process_deployment(pack, [1], tmp_path / "host", **small)) as deployment:
         expected = answers(deployment, asked)
     with (

@@ -123,13 +123,12 @@ def test_q4_keys_and_values(text: Text, packs: Packs) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", ["q8", "q4"])
 def test_quantised_weights(text: Text, packs: Packs, request: pytest.FixtureRequest, dtype: str) -> None:
-    """Bounds on the divergence and the perplexity. Off its grid the promise does not hold: what was reached does.
+    """Bounds on the divergence and the perplexity. Off the grid, q8 does not keep the promised divergence of 1e-3.
 
     8 bits are so near to the model that half of the text tells them as well.
     """
     found = text.quality(packs.get(dtype), chunks=len(text.chunks) // 2 if dtype == "q8" else None)
-    promised = {"q8": Quality(1e-3, 1.01), "q4": Quality(0.1, 1.05)}
-    reached = {"q8": Quality(1.5e-3, 1.01), "q4": Quality(0.15, 1.14)}
-    bound = (reached if "shuffled" in request.node.callspec.id else promised)[dtype]
+    off_grid = "shuffled" in request.node.callspec.id
+    bound = Quality(0.1, 1.05) if dtype == "q4" else Quality(1.5e-3 if off_grid else 1e-3, 1.01)
     assert 0 <= found.divergence < bound.divergence
     assert found.perplexity < bound.perplexity

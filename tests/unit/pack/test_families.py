@@ -11,13 +11,24 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgpack import packb, unpackb
 
-from tests.support.models import LLAMA3, MODELS, SIZES, TOKENS, TinyModel, forward
+from tests.support.models import (
+    LLAMA3,
+    MODELS,
+    SIZES,
+    TOKENS,
+    TinyModel,
+    forward,
+    last_logits,
+    reference_logits,
+)
+from tpi.calibration.forward import Run
 from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.families.table import FAMILIES
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.builder.plan import plan_pack
 from tpi.pack.reader import Pack
 
 LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], **SIZES}
@@ -48,6 +59,24 @@ def test_logits_equal_those_of_transformers(
         expected = tiny_model(name).reference(torch.tensor([TOKENS])).logits[0].numpy()
     assert np.ptp(expected) > 1
     np.testing.assert_allclose(forward(tiny_pack(name), TOKENS, open_kernels("reference")), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*MODELS, "gemma4e"])
+def test_calibration_computes_what_transformers_computes(
+    name: str, tiny_model: Callable[[str], TinyModel], tiny_pack: Callable[[str], Pack]
+) -> None:
+    opened = open_source(tiny_model(name).directory)
+    plan = plan_pack(opened.model, opened.source, "q4")
+    run = Run(opened.model.config, plan, opened.source, TOKENS)
+    for layer, blocks in enumerate(plan.layers):
+        for block in blocks:
+            parts = {(each.layout.name, part.name) for each in block.runs for part in each.layout.parts}
+            importance = run.block(layer, block)
+            assert {(name, part) for name, _, part in importance} <= parts
+            assert ("o" in {part for _, _, part in importance}) == any(part == "o" for _, part in parts)
+    found = last_logits(tiny_pack(name), run.x, open_kernels("reference"))
+    np.testing.assert_allclose(found, reference_logits(tiny_model(name), TOKENS), atol=1e-4)
+    opened.source.close()
 
 
 @pytest.mark.parametrize("name", ROPES)

@@ -173,7 +173,7 @@ def test_layers_of_one_source_are_written_once(
         return read(self, tensor, *bounds)
 
     monkeypatch.setattr(base.FileSource, "read", watched)
-    pack_model(replace(opened, model=model), "q4", tmp_path / "pack")
+    pack_model(replace(opened, model=model), "q8", tmp_path / "pack")
     pack = Pack.open(tmp_path / "pack")
     assert len(pack.layers) == 80
     assert len(pack.blocks) == 5  # attention, ffn, embedding, head, final norm

@@ -1,8 +1,9 @@
 """Packing of a model: plan, blocks, tokenizer, manifest. The pack's directory is created atomically."""
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
@@ -14,7 +15,8 @@ from tpi.families.huggingface.directory import open_directory, read_config
 from tpi.pack.builder import tokens
 from tpi.pack.builder.ggufvocab import check_vocabulary
 from tpi.pack.builder.plan import BlockRecipe, PackPlan, plan_pack
-from tpi.pack.builder.writer import BlockWriter
+from tpi.pack.builder.tokens import TOKENIZER
+from tpi.pack.builder.writer import NO_IMPORTANCE, BlockWriter, Importance
 from tpi.pack.library.store import build, build_directory, sync_directory, write_synced
 from tpi.pack.manifest import MANIFEST, Manifest
 from tpi.pack.reader import is_pack
@@ -116,10 +118,13 @@ def repair_pack(
             progress(f"mending the pack of {opened.name}") as report,
             BlockWriter(opened.source, draft, report, total) as writer,
         ):
-            if any(writer.write(block) != name for name, block in wanted.items()) or len(wanted) != len(blocks):
+            measured = _importances(opened, plan, draft)
+            if not _written_again(writer, plan, wanted, measured) or len(wanted) != len(blocks):
                 return False
             if tokenizer:
                 opened.tokenizer(draft)
+            else:
+                (draft / TOKENIZER).unlink(missing_ok=True)
             for file in draft.iterdir():
                 file.replace(target / file.name)
             sync_directory(target)
@@ -139,6 +144,45 @@ def _named(manifest: Manifest, plan: PackPlan) -> Iterator[tuple[str, BlockRecip
     yield from zip(manifest.mtp, plan.mtp, strict=False)  # packs of earlier versions lack the layer
 
 
+def _written_again(
+    writer: BlockWriter, plan: PackPlan, wanted: Mapping[str, BlockRecipe], measured: Iterator[Importance]
+) -> bool:
+    """Write the blocks `wanted`; return True if each has its name, which is the hash of its content.
+
+    `measured` has the importance of the weights of the layers' blocks, in order. It ends with the last wanted one.
+    """
+    left = set(wanted.values()) & {block for layer in plan.layers for block in layer}
+    for block in (block for layer in plan.layers for block in layer):
+        if not left:
+            break
+        importance = next(measured)
+        if block in left:
+            left.remove(block)
+            writer.write(block, importance)
+    return all(writer.write(block) == name for name, block in wanted.items())
+
+
+def _importances(opened: OpenedSource, plan: PackPlan, directory: Path) -> Iterator[Importance]:
+    """Return the importance of the weights of each block of each layer, in order of use (`tpi.calibration`).
+
+    It is measured if floats are quantised in 4 bits, and if the model has a tokenizer. A tokenizer.json remains in
+    `directory` in that case.
+    """
+    from tpi.calibration.floats import quantises_floats
+
+    if not quantises_floats(plan, opened.source):
+        return repeat(NO_IMPORTANCE)
+    if not opened.tokenizer(directory):
+        sys.stderr.write(f"tpi: {opened.name}: no tokenizer, so all errors of its weights count alike in 4 bits\n")
+        return repeat(NO_IMPORTANCE)
+    from tpi.calibration.forward import importances
+    from tpi.calibration.text import calibration_tokens
+
+    config = opened.model.config
+    tokens = calibration_tokens(directory / TOKENIZER, config.vocab, config.context)
+    return importances(config, plan, opened.source, tokens)
+
+
 def _fill(opened: OpenedSource, plan: PackPlan, dtype: str, directory: Path, progress: Phase) -> None:
     """Write all files of a pack into `directory`, the manifest last."""
     free = disk_usage(directory).free
@@ -151,7 +195,8 @@ def _fill(opened: OpenedSource, plan: PackPlan, dtype: str, directory: Path, pro
         progress(f"packing {opened.name}") as report,
         BlockWriter(opened.source, directory, report, plan.nbytes) as writer,
     ):
-        layers = tuple(tuple(map(writer.write, blocks)) for blocks in plan.layers)
+        measured = _importances(opened, plan, directory)
+        layers = tuple(tuple(writer.write(block, next(measured)) for block in blocks) for blocks in plan.layers)
         embedding, head, final = writer.write(plan.embedding), writer.write(plan.head), writer.write(plan.final)
         positions = writer.write(plan.positions) if plan.positions else None
         per_layer = tuple(map(writer.write, plan.per_layer))

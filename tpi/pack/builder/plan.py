@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from tpi.config import RECURRENT, SPARSE, Format, ModelConfig
@@ -59,6 +59,11 @@ class RunRecipe:
     layout: RunLayout
     pieces: tuple[tuple[Ref, ...], ...]
     vectors: int
+
+    @property
+    def piece(self) -> RunLayout:
+        """The layout of one piece."""
+        return replace(self.layout, units=self.layout.units // len(self.pieces))
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,14 @@ def part_bytes(part: Part, run: RunLayout) -> int:
     return run.width * part.vector_bytes(run.hidden)
 
 
-def encode_part(part: Part, run: RunLayout, vectors: F32) -> U8:
+def encode_part(part: Part, run: RunLayout, vectors: F32, weights: F32 | None = None) -> U8:
     """Encode one part of some units: `[units * width, hidden]` float32 to `[units, part_bytes]`.
 
     The vectors are rows or columns of the weight matrix, and zeros where a unit is padded. In the record layout the
     result holds the vectors back to back; `assemble` interleaves the parts.
+
+    `weights` are the factors of squared errors in `quantise_groups`, one for each input of the matrix: `[hidden]` for
+    a row part, `[units * width]` for a column part in the tiled layout. They are not possible for other parts.
 
     Raises:
         ModelError: if the vectors do not fill whole units, or an f32 or bf16 part has the tiled layout.
@@ -42,12 +45,13 @@ def encode_part(part: Part, run: RunLayout, vectors: F32) -> U8:
         _require_record(part, run)
         encoded = _encode_plain(part.format, vectors)
     elif run.layout == "record":
-        encoded = quantise_groups(part.format, vectors)
+        encoded = quantise_groups(part.format, vectors, weights)
     else:
         outputs = vectors.reshape(units, run.width, run.hidden)
         if part.axis == "column":
             outputs = outputs.swapaxes(1, 2)
-        encoded = _tile(part.format, quantise_groups(part.format, np.ascontiguousarray(outputs)))
+            weights = None if weights is None else weights.reshape(units, 1, run.width)
+        encoded = _tile(part.format, quantise_groups(part.format, np.ascontiguousarray(outputs), weights))
     return encoded.reshape(units, part_bytes(part, run))
 
 

@@ -1,7 +1,7 @@
 """Writer of block files: reads slabs of the source, encodes units, hashes them, and names the file by its content."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from tpi.pack.builder.matrix import Slab, matrix, vector
 from tpi.pack.builder.plan import BlockRecipe, RunRecipe
 from tpi.pack.builder.quantise import assemble, decode_part, encode_gguf_part, encode_part
 from tpi.pack.groups import group_factors
-from tpi.pack.layout import Part, RunLayout, is_quantised
+from tpi.pack.layout import Part, RunLayout, RunName, is_quantised
 from tpi.progress import Progress, silent
 from tpi.sources.base import Source
 from tpi.system.private import private
@@ -28,6 +28,12 @@ from tpi.system.private import private
 Bytes = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
 
+Importance = Mapping[tuple[RunName, int, str], F32]
+"""The importance of the errors of a block's weights, by run, piece and part: float32, for each input of the matrix.
+
+The inputs of a row part are the values of a vector, those of a column part are its vectors.
+"""
+NO_IMPORTANCE: Importance = {}
 SLAB_BYTES = 32 << 20  # size of a slab: the larger of its bytes in the source and in units, all parts together
 STEP_VALUES = 1 << 19  # weights of a part encoded by one task; temporaries take about 40 bytes for each weight
 _MATRICES = frozenset({  # stored as vectors, row by row
@@ -54,23 +60,26 @@ class BlockWriter:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def write(self, plan: BlockRecipe) -> str:
+    def write(self, plan: BlockRecipe, importance: Importance = NO_IMPORTANCE) -> str:
         """Write one block, unless an equal one was written before, and return its id.
+
+        `importance` has the parts whose errors are weighted as they are quantised; in the others, all errors count
+        alike.
 
         Raises:
             ModelError: if a tensor is missing or damaged.
             OSError: if the disk is full or cannot be written.
         """
         if plan not in self._known:
-            self._known[plan] = self._write(plan)
+            self._known[plan] = self._write(plan, importance)
         return self._known[plan]
 
-    def _write(self, plan: BlockRecipe) -> str:
+    def _write(self, plan: BlockRecipe, importance: Importance) -> str:
         shape = plan.shape
         unfinished = self._directory / "block.partial"
         with open(unfinished, "wb", opener=private) as file:
             file.write(shape.header)
-            hashes = b"".join([self._write_run(file, run) for run in plan.runs])
+            hashes = b"".join([self._write_run(file, run, importance) for run in plan.runs])
             vectors = b"".join([self._vector(*item) for item in plan.vectors])
             file.write(vectors + hashes)
             file.flush()
@@ -80,43 +89,40 @@ class BlockWriter:
         self.shapes[identity] = shape
         return identity
 
-    def _write_run(self, file: IO[bytes], plan: RunRecipe) -> bytes:
+    def _write_run(self, file: IO[bytes], plan: RunRecipe, importance: Importance) -> bytes:
         """Write all units of a run to `file`, and return the hashes of the units, back to back."""
         hashes = []
-        for units, digests in self._encoded(plan):
+        for units, digests in self._encoded(plan, importance):
             file.write(units.data)
             self._done += units.nbytes
             self._progress(self._done, self._total)
             hashes.append(digests)
         return b"".join(hashes)
 
-    def _encoded(self, plan: RunRecipe) -> Iterator[tuple[Bytes, bytes]]:
+    def _encoded(self, plan: RunRecipe, importance: Importance) -> Iterator[tuple[Bytes, bytes]]:
         """Yield the units of a run in order, several at a time: `[n, unit_bytes]`, and their hashes, n * 32 bytes."""
-        for refs in plan.pieces:
-            run = replace(plan.layout, units=plan.layout.units // len(plan.pieces))
-            yield from self._encoded_piece(run, refs, plan.vectors)
-
-    def _encoded_piece(self, run: RunLayout, refs: Sequence[Ref], vectors: int) -> Iterator[tuple[Bytes, bytes]]:
-        """Yield the units and hashes of one piece of a run; `run` is the layout of that piece."""
-        matrices = [
-            matrix(self._source, ref, part.axis, vectors, run.hidden) for part, ref in zip(run.parts, refs, strict=True)
-        ]
-        source_bytes = run.width * sum(item.vector_bytes for item in matrices)
-        slab_units = max(1, SLAB_BYTES // max(source_bytes, run.unit_bytes))
+        run = plan.piece
         step = max(1, STEP_VALUES // (run.width * run.hidden))
-        for first in range(0, run.units, slab_units):
-            last = min(first + slab_units, run.units)
-            slabs = [item.load(first * run.width, last * run.width) for item in matrices]
-            starts = range(first, last, step)
-            yield from self._pool.map(partial(self._encode, run, slabs, last, step), starts)
-            del slabs  # free the memory before the next slabs are read
+        for number, refs in enumerate(plan.pieces):
+            weights = {part.name: importance.get((run.name, number, part.name)) for part in run.parts}
+            for first, last, slabs in read_slabs(self._source, run, refs, plan.vectors):
+                starts = range(first, last, step)
+                yield from self._pool.map(partial(self._encode, run, slabs, weights, last, step), starts)
+                del slabs  # free the memory before the next slabs are read
 
-    def _encode(self, run: RunLayout, slabs: list[Slab], end: int, step: int, first: int) -> tuple[Bytes, bytes]:
-        """Encode units `[first, min(first + step, end))` from the slabs that hold them; return units and hashes."""
+    def _encode(
+        self, run: RunLayout, slabs: list[Slab], weights: Mapping[str, F32 | None], end: int, step: int, first: int
+    ) -> tuple[Bytes, bytes]:
+        """Encode units `[first, min(first + step, end))` from the slabs that hold them; return units and hashes.
+
+        `weights` has the importance of the errors of each part, by its name.
+        """
         last = min(first + step, end)
         bounds = (first * run.width, last * run.width)
         pairs = list(zip(run.parts, slabs, strict=True))
-        units = assemble(run, {part.name: self._part(part, run, slab, *bounds) for part, slab in pairs})
+        units = assemble(
+            run, {part.name: self._part(part, run, slab, weights[part.name], *bounds) for part, slab in pairs}
+        )
         rounded = any(slab.element.rounded for slab in slabs)
         for part, slab in pairs:
             if rounded and is_quantised(part.format) and not _keeps_codes(part, run, slab):
@@ -124,13 +130,11 @@ class BlockWriter:
         return units, b"".join(sha256(unit.data).digest() for unit in units)
 
     def _vector(self, name: str, ref: Ref, length: int) -> bytes:
-        values = vector(self._source, ref, flat=name in _MATRICES or name.endswith(".biases"))
-        if len(values) != length:
-            raise ModelError(f"{self._source.label}: vector {name} has {len(values)} values instead of {length}")
+        values = read_vector(self._source, name, ref, length)
         self._require_finite(values, name)
         return values.astype("<f4").tobytes()
 
-    def _part(self, part: Part, run: RunLayout, slab: Slab, first: int, last: int) -> Bytes:
+    def _part(self, part: Part, run: RunLayout, slab: Slab, weights: F32 | None, first: int, last: int) -> Bytes:
         """Encode one part of the units from `first` to `last`.
 
         The codes of the source are copied if the format and the layout allow it. Otherwise the values are quantised
@@ -142,11 +146,45 @@ class BlockWriter:
             return encode_gguf_part(replace(part, axis=slab.axis), run, groups)
         values = slab.values(first, last)
         self._require_finite(values, part.name)
-        return encode_part(part, run, values)
+        if weights is not None and part.axis == "column":
+            weights = weights[first:last]
+        return encode_part(part, run, values, weights)
 
     def _require_finite(self, values: F32, name: str) -> None:
         if not np.isfinite(values).all():
             raise ModelError(f"{self._source.label}: weights of {name} are infinite or NaN; get the file again")
+
+
+def read_slabs(
+    source: Source, run: RunLayout, refs: Sequence[Ref], vectors: int, first: int = 0, last: int | None = None
+) -> Iterator[tuple[int, int, list[Slab]]]:
+    """Yield the matrices of one piece of a run in slabs: the first unit, the end of the units, a slab of each part.
+
+    Args:
+        source: the model's files.
+        run: the layout of the piece.
+        refs: the matrix of each part.
+        vectors: the number of vectors of each matrix; units beyond are padded.
+        first, last: the units to read, by default all of the piece.
+
+    Raises:
+        ModelError: if a tensor is missing or has another shape.
+    """
+    last = run.units if last is None else last
+    matrices = [matrix(source, ref, part.axis, vectors, run.hidden) for part, ref in zip(run.parts, refs, strict=True)]
+    source_bytes = run.width * sum(item.vector_bytes for item in matrices)
+    step = max(1, SLAB_BYTES // max(source_bytes, run.unit_bytes))
+    for at in range(first, last, step):
+        end = min(at + step, last)
+        yield at, end, [item.load(at * run.width, end * run.width) for item in matrices]
+
+
+def read_vector(source: Source, name: str, ref: Ref, length: int) -> F32:
+    """Read the vector of a block called `name`; raise ModelError unless it has `length` values."""
+    values = vector(source, ref, flat=name in _MATRICES or name.endswith(".biases"))
+    if len(values) != length:
+        raise ModelError(f"{source.label}: vector {name} has {len(values)} values instead of {length}")
+    return values
 
 
 def _keeps_codes(part: Part, run: RunLayout, slab: Slab) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from weakref import finalize
 
 from tpi.errors import ModelError
+from tpi.pack.groups import WEIGHTED
 from tpi.pack.library.hold import Hold
 from tpi.pack.library.hubfiles import HubModel
 from tpi.pack.library.pull import ALIASES, pull
@@ -30,6 +31,7 @@ ACCEPTED = (
     "such as Qwen/Qwen3-0.6B or, of GGUF files, owner/name:Q4_K_M"
 )
 _MAKING = 4  # version of the packer; increase it when the same source results in a different pack
+_MAKING_4_BITS = 5  # the same, with --dtype q4 or q4s
 _SMALL = 1 << 20  # bytes; files up to this size are identified by their content, larger ones by their time
 _PARTS = (
     "*.safetensors",
@@ -152,7 +154,8 @@ def pack_name(located: Located, dtype: str) -> str:
     files = [part for part in gguf_parts(located.path) if part.exists()]
     if located.kind == "directory":
         files = sorted({file for pattern in _PARTS for file in located.path.glob(pattern) if file.is_file()})
-    identity = sha256(f"{PACK_VERSION}.{_MAKING} {dtype}".encode())
+    making = _MAKING_4_BITS if dtype in WEIGHTED else _MAKING
+    identity = sha256(f"{PACK_VERSION}.{making} {dtype}".encode())
     for file in files:
         state = file.stat()
         stamp = sha256(file.read_bytes()).hexdigest() if state.st_size <= _SMALL else str(state.st_mtime_ns)

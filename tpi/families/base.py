@@ -110,7 +110,7 @@ class Names:
     per_layer: tuple[str, ...] = ()  # the table of per-layer embeddings, and their projection
     recurrent: Mapping[str, str] = field(default_factory=dict)  # replaces `attention` in recurrent layers
     mtp: Mapping[str, str] = field(default_factory=dict)  # what a layer for multi-token prediction has in addition
-    apart: "Names | None" = None  # all names of that layer, if they do not have the common prefix
+    apart: "Names | None" = None  # all names of that layer, without prefix, if they differ from those of other layers
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def map_tensors(
         final=resolve.block("vectors", names.final, 0),
         per_layer=tuple(Ref(prefix + name) for name in names.per_layer) if config.per_layer else (),
         ignored_tensors=names.ignored_tensors,
-        mtp=resolve.mtp(names, dense_layers),
+        mtp=resolve.mtp(names, dense_layers, 1 + numbers[-1][-1]),
     )
 
 
@@ -259,17 +259,17 @@ class _Resolver:
             vectors=tuple((name, ref) for name, ref in present.items() if name not in parts),
         )
 
-    def mtp(self, names: Names, dense_layers: Collection[int] | None) -> MtpRefs | None:
+    def mtp(self, names: Names, dense_layers: Collection[int] | None, layer: int) -> MtpRefs | None:
         """Return references to the layer for multi-token prediction; None if the source has no such layer.
 
-        In the source, its number follows that of the last layer. With names of its own, it has experts if there is a
-        router.
+        `layer` is its number in the source, which follows that of the last layer. With names of its own, it has experts
+        if there is a router.
         """
         if names.apart is not None:
             apart = copy(self)
             apart._prefix = ""
-            return apart.mtp(names.apart, None)
-        layer, wanted = self._config.layers, {name: self._prefix + text for name, text in names.mtp.items()}
+            return apart.mtp(names.apart, None, layer)
+        wanted = {name: self._prefix + text for name, text in names.mtp.items()}
         if not wanted or not all(self._has(text.format(i=layer)) for text in wanted.values()):
             return None
         blocks = self.block("attention", names.attention, layer), *self.feed_forward(names, layer, dense_layers)

@@ -10,7 +10,8 @@ from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
 
 from master.deployment.mtp import one_layer
-from tests.support.weights import gguf_delta, gguf_entries, gguf_experts, mtp_apart, mtp_delta
+from tests.support.models import TinyModel
+from tests.support.weights import gguf_delta, gguf_entries, gguf_experts, gguf_nemotron, mtp_apart, mtp_delta
 from tests.support.weights.gguf_delta import write_gguf as write_delta
 from tests.support.weights.gguf_experts import write_experts
 from tests.support.weights.mtp import LAYERS, make_mtp
@@ -144,6 +145,44 @@ def test_both_kinds_of_files_give_the_same_layer_of_exaone(tmp_path: Path, monke
     assert one.config.mtp_whole
     assert other.config.mtp_whole
     assert one_layer(one.config, 64).rope_kinds == one_layer(other.config, 64).rope_kinds == (0,)
+
+
+def test_both_kinds_of_files_give_the_same_layer_of_nemotron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As llama.cpp's converter names it: both blocks of the layer have one number."""
+    model, tensors = mtp_apart.make_apart("nemotronhmoe", tmp_path / "model"), gguf_nemotron.tensors
+    weights, config = load_file(model.directory / "model.safetensors"), model.reference.config
+    blocks = len(config.layers_block_type)
+    ends = zip(mtp_apart.LAYOUTS["nemotronhmoe"].own, ("eh_proj", "enorm", "hnorm", "shared_head_norm"), strict=True)
+    own = {f"blk.{blocks}.nextn.{end}.weight": weights[f"{name}.weight"].numpy() for name, end in ends}
+
+    def with_layer(one: TinyModel) -> dict[str, Any]:
+        found, layer = tensors(one), dict[str, Any]()
+        for number, norm in ((blocks - 2, "attn_norm"), (blocks - 1, "post_attention_norm")):
+            for name, values in found.items():
+                if name.startswith(f"blk.{number}."):
+                    copied = name.replace(f".{number}.", f".{blocks}.", 1).replace("attn_norm", norm)
+                    layer[copied] = values * (1 if "exp_probs_b" in name else mtp_apart.SCALE)
+        return found | own | layer
+
+    monkeypatch.setattr(gguf_nemotron, "tensors", with_layer)
+    attention = [kind == "full_attention" for kind in config.layers_block_type]
+    networks = [kind == "moe" for kind in config.layers_block_type]
+    changes = {
+        "block_count": blocks + 1,
+        "nextn_predict_layers": 1,
+        "attention.head_count_kv": [config.num_key_value_heads * each for each in (*attention, True)],
+        "feed_forward_length": [config.moe_intermediate_size * each for each in (*networks, True)],
+    }
+    gguf_nemotron.write_gguf(
+        tmp_path / "m.gguf", model, changes={f"nemotron_h_moe.{key}": value for key, value in changes.items()}
+    )
+    for source in (model.directory, tmp_path / "m.gguf"):
+        pack_model(open_source(source), "f32", tmp_path / f"{source.name}.pack")
+    one, other = (Pack.open(tmp_path / name) for name in ("model.pack", "m.gguf.pack"))
+    assert len(one.mtp) == 4
+    assert one.manifest.mtp == other.manifest.mtp
+    assert one.config.mtp_whole
+    assert other.config.mtp_whole
 
 
 @pytest.mark.parametrize(

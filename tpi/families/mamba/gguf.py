@@ -58,6 +58,7 @@ def nemotron(fields: Fields) -> dict[str, Any]:
         fields.get(key)  # mark as read: there is one, whose length the file has; all norms are RMS norms
     kinds = _kinds(fields)
     found = layers_of(kinds) | {
+        "mtp_whole": True,
         "activation": "relu2",
         "kv_heads": _width(fields, "attention.head_count_kv"),
         "intermediate": _width(fields, "feed_forward_length"),

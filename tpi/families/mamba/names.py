@@ -76,4 +76,5 @@ GGUF_NEMOTRON_FFN = {name: text for name, text in GGUF_FFN.items() if not name.s
 GGUF_NEMOTRON_EXPERTS = {
     name: text for name, text in (GGUF_EXPERTS | GGUF_SHARED).items() if not name.endswith("gate")
 } | {"norm": GGUF["norm"], "router.choice": "blk.{i}.exp_probs_b.bias?"}
+GGUF_NEMOTRON_MTP_EXPERTS = GGUF_NEMOTRON_EXPERTS | {"norm": "blk.{i}.post_attention_norm.weight"}
 GGUF_GRANITE_EXPERTS = GGUF_EXPERTS | GGUF_SHARED

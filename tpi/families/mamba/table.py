@@ -6,7 +6,7 @@ from tpi.families.base import Family, Names
 from tpi.families.mamba import defaults, gguf, names, nemotron, settings
 from tpi.families.names import GGUF_ATTENTION, GGUF_FFN, LLAMA_ATTENTION
 from tpi.families.routed.table import GRANITE_SHARED_EXPERTS
-from tpi.families.sharednames import gguf_names, llama_names, with_mtp
+from tpi.families.sharednames import GGUF_MTP, gguf_names, llama_names, with_mtp
 
 _NEMOTRON = Family(
     "nemotronh",
@@ -37,6 +37,8 @@ _NEMOTRON = Family(
     adapt_refs=nemotron.with_parts,
     flatten=defaults.nemotron,
 )
+_GGUF_NEMOTRON = gguf_names(GGUF_ATTENTION, names.GGUF_NEMOTRON_FFN, experts=names.GGUF_NEMOTRON_EXPERTS)
+_GGUF_NEMOTRON_MTP = replace(_GGUF_NEMOTRON, experts=names.GGUF_NEMOTRON_MTP_EXPERTS, mtp=GGUF_MTP)
 MAMBA = (
     _NEMOTRON,
     replace(
@@ -44,10 +46,7 @@ MAMBA = (
         name="nemotronhmoe",
         architectures=(),
         gguf="nemotron_h_moe",
-        gguf_names=replace(
-            gguf_names(GGUF_ATTENTION, names.GGUF_NEMOTRON_FFN, experts=names.GGUF_NEMOTRON_EXPERTS),
-            recurrent=names.GGUF,
-        ),
+        gguf_names=replace(_GGUF_NEMOTRON, recurrent=names.GGUF, apart=_GGUF_NEMOTRON_MTP),
     ),
     Family(
         "granitehybrid",

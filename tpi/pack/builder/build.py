@@ -118,12 +118,11 @@ def repair_pack(
             progress(f"mending the pack of {opened.name}") as report,
             BlockWriter(opened.source, draft, report, total) as writer,
         ):
+            opened.tokenizer(draft)
             measured = _importances(opened, plan, draft)
             if not _written_again(writer, plan, wanted, measured) or len(wanted) != len(blocks):
                 return False
-            if tokenizer:
-                opened.tokenizer(draft)
-            else:
+            if not tokenizer:
                 (draft / TOKENIZER).unlink(missing_ok=True)
             for file in draft.iterdir():
                 file.replace(target / file.name)
@@ -165,14 +164,13 @@ def _written_again(
 def _importances(opened: OpenedSource, plan: PackPlan, directory: Path) -> Iterator[Importance]:
     """Return the importance of the weights of each block of each layer, in order of use (`tpi.calibration`).
 
-    It is measured if floats are quantised in 4 bits, and if the model has a tokenizer. A tokenizer.json remains in
-    `directory` in that case.
+    It is measured if floats are quantised in 4 bits, and if `directory` has the model's tokenizer.
     """
     from tpi.calibration.floats import quantises_floats
 
     if not quantises_floats(plan, opened.source):
         return repeat(NO_IMPORTANCE)
-    if not opened.tokenizer(directory):
+    if not (directory / TOKENIZER).exists():
         sys.stderr.write(f"tpi: {opened.name}: no tokenizer, so all errors of its weights count alike in 4 bits\n")
         return repeat(NO_IMPORTANCE)
     from tpi.calibration.forward import importances
@@ -191,6 +189,8 @@ def _fill(opened: OpenedSource, plan: PackPlan, dtype: str, directory: Path, pro
             f"disk full: the pack takes {plan.nbytes >> 20} MiB, {_SPARE >> 20} MiB must stay free, and "
             f"{directory.parent} has {free >> 20} MiB free; free some space, or choose another directory"
         )
+    with progress(f"converting the tokenizer of {opened.name}"):
+        metadata = opened.tokenizer(directory)
     with (
         progress(f"packing {opened.name}") as report,
         BlockWriter(opened.source, directory, report, plan.nbytes) as writer,
@@ -203,8 +203,6 @@ def _fill(opened: OpenedSource, plan: PackPlan, dtype: str, directory: Path, pro
         mtp = tuple(map(writer.write, plan.mtp))
     if loss := writer.losses.report():
         sys.stderr.write(f"tpi: {opened.name}: {loss}\n")
-    with progress(f"converting the tokenizer of {opened.name}"):
-        metadata = opened.tokenizer(directory)
     if opened.model.predictors or opened.model.gpu_marks_file:
         from tpi.sparsity.powerinfer import write_sparsity_data
 

@@ -1,14 +1,15 @@
 """Anthropic's own client against the server: messages, tools, streams, counts, errors."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
-from anthropic import Anthropic
 from jsonschema import validate
 
 from tests.support.serving import KEY, MODEL, Served
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic  # takes long to import, and every process of the tests collects this file
 
 ASK: list[Any] = [{"role": "user", "content": "Hello"}]
 SCHEMA: dict[str, Any] = {
@@ -22,12 +23,14 @@ TOOL: Any = {"name": "look_up", "description": "Looks.", "input_schema": SCHEMA}
 
 
 @pytest.fixture
-def claude(served: Served) -> Iterator[Anthropic]:
+def claude(served: Served) -> Iterator["Anthropic"]:
+    from anthropic import Anthropic
+
     with Anthropic(base_url=served.url, api_key=KEY, max_retries=0, timeout=60) as claude:
         yield claude
 
 
-def test_a_stream_says_what_the_whole_does(claude: Anthropic) -> None:
+def test_a_stream_says_what_the_whole_does(claude: "Anthropic") -> None:
     whole: Any = claude.messages.create(model=MODEL, messages=ASK, max_tokens=9, system="Be brief.", extra_body=GREEDY)
     assert whole.stop_reason == "max_tokens"
     assert whole.usage.output_tokens == 9
@@ -41,14 +44,14 @@ def test_a_stream_says_what_the_whole_does(claude: Anthropic) -> None:
     assert final.usage.output_tokens == 9
 
 
-def test_counting_tokens(claude: Anthropic) -> None:
+def test_counting_tokens(claude: "Anthropic") -> None:
     counted = claude.messages.count_tokens(model=MODEL, messages=ASK, system="Be brief.", tools=[TOOL])
     made = claude.messages.create(model=MODEL, messages=ASK, max_tokens=1, system="Be brief.", tools=[TOOL])
     cached = made.usage.cache_read_input_tokens
     assert counted.input_tokens == made.usage.input_tokens + (cached or 0)
 
 
-def test_a_tool_is_used_and_its_result_gone_on_from(claude: Anthropic) -> None:
+def test_a_tool_is_used_and_its_result_gone_on_from(claude: "Anthropic") -> None:
     choice: Any = {"type": "tool", "name": "look_up"}
     used: Any = claude.messages.create(model=MODEL, messages=ASK, max_tokens=120, tools=[TOOL], tool_choice=choice)
     assert used.stop_reason == "tool_use"
@@ -69,7 +72,7 @@ def test_a_tool_is_used_and_its_result_gone_on_from(claude: Anthropic) -> None:
     validate(streamed.content[0].input, SCHEMA)
 
 
-def test_stop_sequences_are_named(claude: Anthropic) -> None:
+def test_stop_sequences_are_named(claude: "Anthropic") -> None:
     whole: Any = claude.messages.create(model=MODEL, messages=ASK, max_tokens=9, extra_body=GREEDY)
     stop = whole.content[0].text[1:3]
     cut: Any = claude.messages.create(model=MODEL, messages=ASK, max_tokens=9, extra_body=GREEDY, stop_sequences=[stop])
@@ -77,7 +80,9 @@ def test_stop_sequences_are_named(claude: Anthropic) -> None:
     assert stop not in cut.content[0].text
 
 
-def test_errors_are_the_clients_own(claude: Anthropic, served: Served) -> None:
+def test_errors_are_the_clients_own(claude: "Anthropic", served: Served) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError):
         claude.messages.create(model="other", messages=ASK, max_tokens=5)
     with pytest.raises(anthropic.BadRequestError, match="over the context"):

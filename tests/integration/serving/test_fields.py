@@ -4,7 +4,6 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import OpenAI
 
 from tests.support.serving import KEY, MODEL, Served, said
 
@@ -22,6 +21,8 @@ SPOKEN: dict[str, Any] = {"input": "Hello", "temperature": 0, "max_output_tokens
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_of_ids_is_echoed_as_its_text(stream: bool, served: Served) -> None:
+    from openai import OpenAI
+
     ids = served.service._tokenizer.encode("Hello you")
     with OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0, timeout=60) as ai:
         plain = ai.completions.create(model=MODEL, prompt=[ids], max_tokens=5, temperature=0)
@@ -53,6 +54,8 @@ def test_offsets_of_completions_are_where_tokens_are_in_the_text(http: httpx.Cli
 
 @pytest.mark.parametrize("asked", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 2}])
 def test_responses_have_the_logprobs_that_are_asked_for(asked: dict[str, Any], served: Served) -> None:
+    from openai import OpenAI
+
     best = asked.get("top_logprobs", 0)
     with OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0, timeout=60) as ai:
         whole: Any = ai.responses.create(model=MODEL, **SPOKEN, **asked)

@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 from jsonschema import validate
-from openai import OpenAI
 
 from master.text.spelling import written
 from tests.support.serving import ALIAS, KEY, MODEL, Served
+
+if TYPE_CHECKING:
+    from openai import OpenAI  # takes long to import, and every process of the tests collects this file
 
 ASK: list[Any] = [{"role": "user", "content": "Hello"}]
 SCHEMA: dict[str, Any] = {
@@ -23,12 +24,14 @@ TOOL: Any = {"type": "function", "function": {"name": "look_up", "description": 
 
 
 @pytest.fixture
-def ai(served: Served) -> Iterator[OpenAI]:
+def ai(served: Served) -> Iterator["OpenAI"]:
+    from openai import OpenAI
+
     with OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0, timeout=60) as ai:
         yield ai
 
 
-def test_a_stream_says_what_the_whole_does(ai: OpenAI) -> None:
+def test_a_stream_says_what_the_whole_does(ai: "OpenAI") -> None:
     whole = ai.chat.completions.create(model=MODEL, messages=ASK, temperature=0, max_tokens=12)
     stream = ai.chat.completions.create(
         model=MODEL, messages=ASK, temperature=0, max_tokens=12, stream=True, stream_options={"include_usage": True}
@@ -49,7 +52,7 @@ def test_a_stream_says_what_the_whole_does(ai: OpenAI) -> None:
     assert extra["timings"]["predicted_n"] == 12
 
 
-def test_a_further_turn_computes_only_what_is_new(ai: OpenAI) -> None:
+def test_a_further_turn_computes_only_what_is_new(ai: "OpenAI") -> None:
     """Also where the answer's text would be read as other tokens than those that were drawn."""
     for seed in range(3):
         first = ai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=20, temperature=1.5, seed=seed)
@@ -63,7 +66,7 @@ def test_a_further_turn_computes_only_what_is_new(ai: OpenAI) -> None:
         assert second.usage.prompt_tokens_details.cached_tokens == computed
 
 
-def test_seeds_choices_and_stops(ai: OpenAI) -> None:
+def test_seeds_choices_and_stops(ai: "OpenAI") -> None:
     def ask(**more: Any) -> list[str | None]:
         answer = ai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=8, temperature=1.5, **more)
         return [choice.message.content for choice in answer.choices]
@@ -85,7 +88,7 @@ def test_seeds_choices_and_stops(ai: OpenAI) -> None:
     assert said == ask(seed=5, n=3)
 
 
-def test_logprobs_are_those_of_the_tokens(ai: OpenAI, served: Served) -> None:
+def test_logprobs_are_those_of_the_tokens(ai: "OpenAI", served: Served) -> None:
     vocabulary = set(map(served.service._tokenizer.raw, range(served.service._vocab)))
     answer = ai.chat.completions.create(
         model=MODEL, messages=ASK, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3
@@ -108,13 +111,13 @@ def test_logprobs_are_those_of_the_tokens(ai: OpenAI, served: Served) -> None:
     ]
 
 
-def test_a_bias_decides(ai: OpenAI) -> None:
+def test_a_bias_decides(ai: "OpenAI") -> None:
     answer = ai.completions.create(model=MODEL, prompt="Hello", max_tokens=3, logit_bias={"70": 100}, logprobs=1)
     assert answer.choices[0].logprobs
     assert len(set(answer.choices[0].logprobs.tokens or [])) == 1
 
 
-def test_completions_of_texts_and_ids(ai: OpenAI) -> None:
+def test_completions_of_texts_and_ids(ai: "OpenAI") -> None:
     several = ai.completions.create(model=MODEL, prompt=["Hello", "you"], max_tokens=5, temperature=0, echo=True)
     assert [choice.index for choice in several.choices] == [0, 1]
     assert several.choices[0].text.startswith("Hello")
@@ -125,7 +128,7 @@ def test_completions_of_texts_and_ids(ai: OpenAI) -> None:
     assert one.usage.prompt_tokens == 3
 
 
-def test_a_forced_tool_is_called_and_its_answer_gone_on_from(ai: OpenAI) -> None:
+def test_a_forced_tool_is_called_and_its_answer_gone_on_from(ai: "OpenAI") -> None:
     turns: list[Any] = list(ASK)
     answer = ai.chat.completions.create(
         model=MODEL, messages=turns, tools=[TOOL], tool_choice="required", max_tokens=120, parallel_tool_calls=False
@@ -149,7 +152,7 @@ def test_a_forced_tool_is_called_and_its_answer_gone_on_from(ai: OpenAI) -> None
     assert second.usage.prompt_tokens_details.cached_tokens == computed
 
 
-def test_a_streamed_tool_call(ai: OpenAI) -> None:
+def test_a_streamed_tool_call(ai: "OpenAI") -> None:
     choice: Any = {"type": "function", "function": {"name": "look_up"}}
     chunks = list(
         ai.chat.completions.create(
@@ -164,7 +167,7 @@ def test_a_streamed_tool_call(ai: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_answers_of_a_schema_an_object_a_pattern(stream: bool, ai: OpenAI) -> None:
+def test_answers_of_a_schema_an_object_a_pattern(stream: bool, ai: "OpenAI") -> None:
     forms: list[Any] = [
         {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}},
         {"type": "json_object"},
@@ -186,7 +189,7 @@ def test_answers_of_a_schema_an_object_a_pattern(stream: bool, ai: OpenAI) -> No
     assert len(texts[2]) == 7
 
 
-def test_embeddings_have_length_1(ai: OpenAI) -> None:
+def test_embeddings_have_length_1(ai: "OpenAI") -> None:
     several = ai.embeddings.create(model=MODEL, input=["Hello", "Hello you"])
     plain = ai.embeddings.create(model=MODEL, input="Hello", encoding_format="float")
     vectors = [item.embedding for item in several.data]
@@ -195,7 +198,7 @@ def test_embeddings_have_length_1(ai: OpenAI) -> None:
     assert max(abs(a - b) for a, b in zip(vectors[0], plain.data[0].embedding, strict=True)) < 1e-5
 
 
-def test_responses(ai: OpenAI) -> None:
+def test_responses(ai: "OpenAI") -> None:
     first = ai.responses.create(model=MODEL, input="Hello", temperature=0, max_output_tokens=8)
     assert first.status == "incomplete"
     assert first.output_text
@@ -215,7 +218,7 @@ def test_responses(ai: OpenAI) -> None:
     assert last.response.output_text == first.output_text
 
 
-def test_responses_with_tools_and_schemas(ai: OpenAI) -> None:
+def test_responses_with_tools_and_schemas(ai: "OpenAI") -> None:
     tool: Any = {"type": "function", "name": "look_up", "parameters": SCHEMA, "strict": True}
     first = ai.responses.create(
         model=MODEL,
@@ -236,7 +239,9 @@ def test_responses_with_tools_and_schemas(ai: OpenAI) -> None:
     validate(json.loads(third.output_text), SCHEMA)
 
 
-def test_errors_are_the_clients_own(ai: OpenAI) -> None:
+def test_errors_are_the_clients_own(ai: "OpenAI") -> None:
+    import openai
+
     with pytest.raises(openai.NotFoundError) as missing:
         ai.chat.completions.create(model="gpt-9", messages=ASK)
     assert missing.value.code == "model_not_found"

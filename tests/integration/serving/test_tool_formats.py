@@ -4,11 +4,10 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from jsonschema import validate
-from openai import OpenAI
 from tokenizers import Tokenizer as FastTokenizer
 
 from master.api.answers.constraint import Grammars
@@ -21,6 +20,9 @@ from tests.support.call_examples import CALLS, EXAMPLES, TOOLS
 from tests.support.call_templates import CONTROLS, TEMPLATES
 from tests.support.serving import MODEL, Served, tiny_server
 from tpi.pack.reader import Pack
+
+if TYPE_CHECKING:
+    from openai import OpenAI  # takes long to import, and every process of the tests collects this file
 
 ASK: list[Any] = [{"role": "user", "content": "Go"}]
 OFFERED: list[Any] = [{"type": "function", "function": tool} for tool in TOOLS]
@@ -42,7 +44,7 @@ class Scripted(Sampler):
 class Stage:
     """A server whose model has the template and writes the answers that a test says."""
 
-    def __init__(self, served: Served, fast: FastTokenizer, ai: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, served: Served, fast: FastTokenizer, ai: "OpenAI", monkeypatch: pytest.MonkeyPatch) -> None:
         self.ai, self.prompts = ai, list[str]()
         self._fast, self._service, self._monkeypatch = fast, served.service, monkeypatch
         self._answers: list[str] = []
@@ -102,6 +104,8 @@ def served(tiny_pack: Callable[..., Pack], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def stage(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    from openai import OpenAI
+
     with monkeypatch.context() as patch:
         patch.setattr(models, "SPECIAL", (*CONTROLS, "<seed:think>", "</seed:think>", *models.SPECIAL))
         models.write_tokenizer(tmp_path)

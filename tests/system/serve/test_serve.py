@@ -9,21 +9,22 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pytest
-from anthropic import Anthropic
 from jsonschema import validate
-from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI
 
 from tests.support.commands import TPI, clean
 from tests.support.house import until
 from tests.support.paths import ROOT
 from tpi.config import default_cache
 from tpi.pack.library.pull import pull
+
+if TYPE_CHECKING:
+    from openai import OpenAI  # takes long to import, and every process of the tests collects this file
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -79,7 +80,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def ai(url: str) -> Iterator[OpenAI]:
+def ai(url: str) -> Iterator["OpenAI"]:
+    from openai import OpenAI
+
     with OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=120) as ai:
         yield ai
 
@@ -114,7 +117,7 @@ def test_there_are_lines_for_every_path() -> None:
     assert {"/v1/chat/completions", "/v1/completions"} <= paths
 
 
-def test_it_answers_in_a_stream_as_in_one_piece(ai: OpenAI) -> None:
+def test_it_answers_in_a_stream_as_in_one_piece(ai: "OpenAI") -> None:
     whole = ai.chat.completions.create(model=MODEL, messages=ASK, temperature=0, max_tokens=24)
     stream = ai.chat.completions.create(model=MODEL, messages=ASK, temperature=0, max_tokens=24, stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
@@ -122,7 +125,7 @@ def test_it_answers_in_a_stream_as_in_one_piece(ai: OpenAI) -> None:
     assert "Paris" in text
 
 
-def test_many_at_once(ai: OpenAI) -> None:
+def test_many_at_once(ai: "OpenAI") -> None:
     def ask(number: int) -> str | None:
         turns: list[Any] = [{"role": "user", "content": f"Name {number + 2} colours."}]
         answer = ai.chat.completions.create(model=MODEL, messages=turns, temperature=0, max_tokens=16)
@@ -132,7 +135,9 @@ def test_many_at_once(ai: OpenAI) -> None:
         assert all(pool.map(ask, range(8)))
 
 
-def test_streams_of_every_form_logprobs_and_errors(ai: OpenAI) -> None:
+def test_streams_of_every_form_logprobs_and_errors(ai: "OpenAI") -> None:
+    from openai import AuthenticationError, BadRequestError, NotFoundError
+
     asked: dict[str, Any] = {"model": MODEL, "max_tokens": 6, "temperature": 0}
     for chunk in ai.completions.create(prompt="Once upon a time", stream=True, logprobs=2, **asked):
         assert all(choice.logprobs and choice.logprobs.tokens for choice in chunk.choices if choice.text)
@@ -152,7 +157,7 @@ def test_streams_of_every_form_logprobs_and_errors(ai: OpenAI) -> None:
         ai.with_options(api_key="wrong").models.list()
 
 
-def test_a_tool_round_trip(ai: OpenAI) -> None:
+def test_a_tool_round_trip(ai: "OpenAI") -> None:
     tool: Any = {"type": "function", "function": {"name": "book", "description": "Books a trip.", "parameters": SCHEMA}}
     turns: list[Any] = [{"role": "user", "content": "Book three days in Paris."}]
     first = ai.chat.completions.create(
@@ -169,7 +174,7 @@ def test_a_tool_round_trip(ai: OpenAI) -> None:
     assert second.choices[0].message.content
 
 
-def test_a_schema_and_a_response(ai: OpenAI) -> None:
+def test_a_schema_and_a_response(ai: "OpenAI") -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
     answer = ai.chat.completions.create(model=MODEL, messages=ASK, response_format=form, max_tokens=120)
     validate(json.loads(str(answer.choices[0].message.content)), SCHEMA)
@@ -178,6 +183,8 @@ def test_a_schema_and_a_response(ai: OpenAI) -> None:
 
 
 def test_anthropics_client(url: str) -> None:
+    from anthropic import Anthropic
+
     with Anthropic(base_url=url, api_key=KEY, max_retries=0, timeout=120) as claude:
         with claude.messages.stream(model=MODEL, messages=ASK, max_tokens=24, extra_body={"temperature": 0}) as stream:
             text = "".join(stream.text_stream)

@@ -197,28 +197,29 @@ def test_hostile_model_file_index(index: str, tmp_path: Path) -> None:
 
 
 _COUNT = (8 << 15) - 2  # values that a JSON file may have
-HUGE_JSON: dict[str, bytes] = {
-    "many zeros": b'{"a":[' + b"0," * 3_000_000 + b"0]}",
-    "many lists": b'{"a":[' + b"[]," * 2_000_000 + b"[]]}",
-    "many objects": b'{"a":[' + b"{}," * 2_000_000 + b"{}]}",
-    "many texts": b'{"a":[' + b'"ab",' * 2_000_000 + b'"ab"]}',
-    "30 MB": b'{"a":"' + b"x" * (30 << 20) + b'"}',
-    "one wide character": b'{"a":"' + "\U0001f600".encode() + b"x" * (8_000_000) + b'"}',
-    "as many keys as there may be, then nonsense": b"{"
-    + b",".join(b'"%x":"%x"' % (i, i) for i in range(_COUNT))
-    + b"]",
-    "wide keys, then nonsense": (
+# made when they are written: every process of the tests collects this file
+HUGE_JSON: dict[str, Callable[[], bytes]] = {
+    "many zeros": lambda: b'{"a":[' + b"0," * 3_000_000 + b"0]}",
+    "many lists": lambda: b'{"a":[' + b"[]," * 2_000_000 + b"[]]}",
+    "many objects": lambda: b'{"a":[' + b"{}," * 2_000_000 + b"{}]}",
+    "many texts": lambda: b'{"a":[' + b'"ab",' * 2_000_000 + b'"ab"]}',
+    "30 MB": lambda: b'{"a":"' + b"x" * (30 << 20) + b'"}',
+    "one wide character": lambda: b'{"a":"' + "\U0001f600".encode() + b"x" * (8_000_000) + b'"}',
+    "as many keys as there may be, then nonsense": lambda: (
+        b"{" + b",".join(b'"%x":"%x"' % (i, i) for i in range(_COUNT)) + b"]"
+    ),
+    "wide keys, then nonsense": lambda: (
         "{" + ",".join(f'"{i:x}\U0001f600":"{i:x}\U0001f600"' for i in range(150_000)) + "]"
     ).encode(),
-    "not UTF-8": b'{"a": "\xff"}',
-    "deep": b'{"a":' + b"[" * 80_000,
+    "not UTF-8": lambda: b'{"a": "\xff"}',
+    "deep": lambda: b'{"a":' + b"[" * 80_000,
 }
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json", "model.safetensors"])
 @pytest.mark.parametrize("name", HUGE_JSON)
 def test_json_takes_no_more_memory_than_other_hostile_files(name: str, file: str, tmp_path: Path) -> None:
-    text = HUGE_JSON[name]
+    text = HUGE_JSON[name]()
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     (tmp_path / file).write_bytes(framed(text) if file == "model.safetensors" else text)
     assert file in refused(lambda: open_source(tmp_path))

@@ -59,23 +59,24 @@ class FloatReader:
         return {name: read_vector(self._source, name, ref, length) for name, ref, length in block.vectors}
 
     def quantised_pieces(self, run: RunRecipe, number: int) -> list[int]:
-        """Return the pieces of a run in which the part with this number is quantised from floats by weighted errors.
+        """Return the pieces of a run in which the part with this number is quantised by weighted errors.
 
-        The columns of records are not: there, all values of a group have the same input.
+        The source has floats in these pieces, or codes of another format. The columns of records are not quantised so:
+        there, all values of a group have the same input.
         """
         part = run.layout.parts[number]
         if part.format not in WEIGHTED or (part.axis == "column" and run.layout.layout == "record"):
             return []
         refs = enumerate(pieces[number] for pieces in run.pieces)
-        return [piece for piece, ref in refs if not find(self._source, ref.tensor).element.quantised]
+        return [piece for piece, ref in refs if find(self._source, ref.tensor).element.nearest != part.format]
 
     def _format(self, run: RunRecipe, part: int) -> Format:
         names = {find(self._source, refs[part].tensor).element.name for refs in run.pieces}
         return _EXACT.get(names.pop(), "f32") if len(names) == 1 else "f32"
 
 
-def quantises_floats(plan: PackPlan, source: Source) -> bool:
-    """Return True if a matrix of a layer is quantised from floats by weighted errors."""
+def weighs_errors(plan: PackPlan, source: Source) -> bool:
+    """Return True if a matrix of a layer is quantised by weighted errors (`FloatReader.quantised_pieces`)."""
     reader = FloatReader(source)
     runs = (run for layer in plan.layers for block in layer for run in block.runs)
     return any(reader.quantised_pieces(run, number) for run in runs for number in range(len(run.layout.parts)))

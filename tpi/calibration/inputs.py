@@ -37,7 +37,7 @@ class Inputs:
             self._tokens[key] = len(x)
 
     def importance(self, block: BlockRecipe, reader: FloatReader) -> Importance:
-        """Return the importance of the inputs of each matrix that is quantised from floats.
+        """Return the importance of the inputs of each matrix that is quantised by weighted errors.
 
         It is the mean square of each input, divided by the mean of all inputs. A matrix has none if its inputs are not
         finite or all 0, or if it has columns of an expert that no token chose.

@@ -11,8 +11,10 @@ import numpy.typing as npt
 import pytest
 
 from tests.support.models import SIZES, TinyModel, make_model
+from tests.support.weights.gguf_models import write_gguf
 from tests.support.weights.packs import part
 from tpi.calibration import forward
+from tpi.calibration.floats import weighs_errors
 from tpi.calibration.forward import importances
 from tpi.calibration.text import calibration_tokens
 from tpi.config import Format
@@ -57,6 +59,16 @@ def test_extreme_weights_and_values_stay_finite(format: Format) -> None:
     assert np.isfinite(found).all()
     np.testing.assert_allclose(found[:2], values[:2], rtol=1e-3)
     np.testing.assert_allclose(found[2, 5], 6e4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("format", ["q4", "q4s"])
+def test_values_on_the_grid_keep_their_codes(format: Format) -> None:
+    random = np.random.default_rng(3)
+    values = dequantise_groups(format, quantise_groups(format, random.normal(size=(64, 128)).astype(np.float32)))
+    weights = np.exp(random.normal(size=128)).astype(np.float32)
+    plain, weighted = quantise_groups(format, values), quantise_groups(format, values, weights)
+    np.testing.assert_array_equal(weighted, plain)
+    np.testing.assert_allclose(dequantise_groups(format, weighted), values, atol=1e-6)
 
 
 def plan_of(opened: OpenedSource, dtype: str = "q4") -> PackPlan:
@@ -143,6 +155,19 @@ def test_importance_changes_the_codes_of_floats_alone(tiny_model: Models, tmp_pa
     first, second = (part(pack.layers[0][0], "kv", "k") for pack in (weighted, plain))
     np.testing.assert_array_equal(first, second)
     assert weighted.embedding.id == plain.embedding.id
+
+
+@pytest.mark.parametrize(("kind", "dtype", "parts"), [("Q8_0", "q4", 5), ("Q4_1", "q4", 0), ("Q4_0", "q4s", 0)])
+def test_codes_of_another_format_are_weighed(
+    kind: str, dtype: str, parts: int, tiny_model: Models, tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "m.gguf", tiny_model("llama"), "llama", lambda name: kind)
+    opened = open_source(tmp_path / "m.gguf")
+    plan = plan_of(opened, dtype)
+    found = list(importances(opened.model.config, plan, opened.source, TOKENS))
+    assert [len(attention) + len(ffn) for attention, ffn in zip(found[::2], found[1::2], strict=True)] == [parts] * 2
+    assert weighs_errors(plan, opened.source) == bool(parts)
+    opened.source.close()
 
 
 def test_a_model_without_a_tokenizer_is_fitted_plainly_and_says_so(

@@ -164,11 +164,11 @@ def _written_again(
 def _importances(opened: OpenedSource, plan: PackPlan, directory: Path) -> Iterator[Importance]:
     """Return the importance of the weights of each block of each layer, in order of use (`tpi.calibration`).
 
-    It is measured if floats are quantised in 4 bits, and if `directory` has the model's tokenizer.
+    It is measured if weights are rounded to 4 bits, and if `directory` has the model's tokenizer.
     """
-    from tpi.calibration.floats import quantises_floats
+    from tpi.calibration.floats import weighs_errors
 
-    if not quantises_floats(plan, opened.source):
+    if not weighs_errors(plan, opened.source):
         return repeat(NO_IMPORTANCE)
     if not (directory / TOKENIZER).exists():
         sys.stderr.write(f"tpi: {opened.name}: no tokenizer, so all errors of its weights count alike in 4 bits\n")

@@ -118,6 +118,6 @@ class ChatBackend(ABC):
 
 
 def said_in(result: Answer) -> str:
-    """Return an answer's text, without reasoning if that is known separately; "" for nothing but white space."""
+    """Return an answer's text, or "" if it is only white space. Reasoning is left out if it was told apart."""
     said = result.text if result.said is None else result.said
     return said if said.strip() else ""

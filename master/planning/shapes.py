@@ -39,7 +39,7 @@ class ModelShape:
     embedding: BlockShape
     head: BlockShape
     routing: bytes = b""
-    per_layer: tuple[BlockShape, ...] = ()  # the table of the embeddings of layers, and their projection
+    per_layer: tuple[BlockShape, ...] = ()  # the table of per-layer embeddings, and their projection
     mtp: tuple[BlockShape, ...] = ()  # of the layer for multi-token prediction: its projection, norms and blocks
 
 

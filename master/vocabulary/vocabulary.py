@@ -103,7 +103,7 @@ class Vocabulary:
         return table
 
     def _per_layer(self, pack: Pack, weight: npt.NDArray[np.float32]) -> PerLayerEmbeddings:
-        """Open the embeddings of layers; their table stays on disk, because it is often larger than all layers."""
+        """Open the per-layer embeddings; their table stays on disk, because it is often larger than all layers."""
         table, projection = pack.per_layer
         norm = NormSpec("rms", pack.config.norm_eps, weight)
         return PerLayerEmbeddings(pack.config, self._on_disk(table), self.resident(projection), norm, self._kernels)

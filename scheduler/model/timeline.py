@@ -84,17 +84,17 @@ class Timeline:
 
     @property
     def steady_token(self) -> float:
-        """Seconds per token in the long run: the mean of the last half."""
+        """Seconds per token in the long run: the mean of the second half of the simulated tokens."""
         return _mean(self.tokens[len(self.tokens) // 2 :])
 
     @property
     def steady_stall(self) -> float:
-        """Seconds of waiting per token in the long run: the mean of the last half."""
+        """Seconds of waiting per token in the long run: the mean of the second half of the simulated tokens."""
         return _mean(self.stalls[len(self.stalls) // 2 :])
 
     @property
     def typical(self) -> tuple[float, float]:
-        """Seconds per token, and seconds of waiting per token, in the long run: medians of the last half."""
+        """Seconds per token, and seconds of waiting per token: medians of the second half of the simulated tokens."""
         from statistics import median
 
         half = len(self.tokens) // 2

@@ -61,8 +61,8 @@ class FloatReader:
     def quantised_pieces(self, run: RunRecipe, number: int) -> list[int]:
         """Return the pieces of a run in which the part with this number is quantised by weighted errors.
 
-        The source has floats in these pieces, or codes of another format. The columns of records are not quantised so:
-        there, all values of a group have the same input.
+        The source has floats in these pieces, or codes of another format. A column part in the record layout has no
+        such pieces: all values of one of its groups have the same input, so weights would change nothing.
         """
         part = run.layout.parts[number]
         if part.format not in WEIGHTED or (part.axis == "column" and run.layout.layout == "record"):

@@ -1,7 +1,7 @@
 """A run of a model's float weights over a text, block by block, which yields the importance of each block's weights.
 
-Blocks are read from the source when they are computed. In memory are the hidden states, and of the weights: a whole
-attention or recurrent block, one expert, or `SEGMENT_BYTES` of a feed-forward block.
+Weights are read from the source when they are computed. Besides the hidden states, memory holds a whole attention or
+recurrent block, one expert, or `SEGMENT_BYTES` of a feed-forward block.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ from tpi.partition import Range
 from tpi.sources.base import Source
 
 F32 = npt.NDArray[np.float32]
-SEGMENT_BYTES = 64 << 20  # of a feed-forward block, with weights in the source's floats
+SEGMENT_BYTES = 64 << 20  # bytes of a feed-forward block, as floats, that are computed at once
 
 
 def importances(config: ModelConfig, plan: PackPlan, source: Source, tokens: Sequence[int]) -> Iterator[Importance]:

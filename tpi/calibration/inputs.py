@@ -1,4 +1,4 @@
-"""The mean squares of what each matrix of a block is multiplied with: the importance of the errors of its weights."""
+"""The mean square of each input of a block's matrices: it says how much errors of the weights for that input matter."""
 
 from collections import defaultdict
 
@@ -13,7 +13,7 @@ from tpi.pack.layout import GROUP, Axis, RunLayout, RunName
 F32 = npt.NDArray[np.float32]
 Key = tuple[RunName, int, str]  # run, piece, part
 PRIOR = 8.0  # tokens that the prior of an expert's inputs counts as
-_LEAST = np.float32(1e-20)  # importance of inputs that were always 0, where the mean importance is 1
+_LEAST = np.float32(1e-20)  # the least importance, for inputs that were always 0; the mean importance is 1
 
 
 class Inputs:
@@ -29,7 +29,8 @@ class Inputs:
     def __call__(self, run: RunLayout, part: str, x: F32) -> None:
         """Record the input `x` of a part, `[tokens, inputs]`.
 
-        The segments of a block have the same input for their rows, but inputs of their own for their columns.
+        All segments of a block have the same input for their row parts, which is recorded once. For its column parts,
+        each segment has inputs of its own.
         """
         key = (run.name, self.piece, part)
         if run.part(part).axis == "column" or key not in self._means:
@@ -39,8 +40,8 @@ class Inputs:
     def importance(self, block: BlockRecipe, reader: FloatReader) -> Importance:
         """Return the importance of the inputs of each matrix that is quantised by weighted errors.
 
-        It is the mean square of each input, divided by the mean of all inputs. A matrix has none if its inputs are not
-        finite or all 0, or if it has columns of an expert that no token chose.
+        The importance is the mean square of an input, divided by the mean over all inputs. A matrix is left out if its
+        inputs are not finite or all 0, or if it is a column part of an expert that no token chose.
         """
         found: dict[Key, F32] = {}
         for run in block.runs:

@@ -197,16 +197,18 @@ def check_latent(latent: Latent, config: ModelConfig, where: str) -> None:
         value = getattr(latent, name)
         if type(value) is not int or not 1 <= value <= limit:
             raise ModelError(
-                f"{where}: {name} of its latent is {value!r}; a whole number from 1 to {limit} is expected"
+                f"{where}: {name} of its latent attention is {value!r}; a whole number from 1 to {limit} is expected"
             )
     if type(latent.query_rank) is not int or not 0 <= latent.query_rank <= sizes["rank"]:
         raise ModelError(
-            f"{where}: the latent of its queries has {latent.query_rank!r} values; a whole number from 0 to "
+            f"{where}: its latent queries have {latent.query_rank!r} values; a whole number from 0 to "
             f"{sizes['rank']} is expected"
         )
     if latent.rope != 2 * len(config.inv_freq) or config.rope_kinds:
-        raise ModelError(f"{where}: heads of {config.head_dim} values do not fit a shared key of {latent.rope}")
+        raise ModelError(f"{where}: heads of {config.head_dim} values do not fit a shared key of {latent.rope} values")
     if config.kv_heads != config.heads or config.whole_norms or config.attention_clip:
         raise ModelError(f"{where}: head norms, clipping or groups of heads cannot be combined with keys from a latent")
     if not isinstance(latent.norm_eps, int | float) or not math.isfinite(latent.norm_eps):
-        raise ModelError(f"{where}: the epsilon of its latent's norm is {latent.norm_eps!r}; a number is expected")
+        raise ModelError(
+            f"{where}: the epsilon of the norm of its latent keys is {latent.norm_eps!r}; a number is expected"
+        )

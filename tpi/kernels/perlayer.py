@@ -18,7 +18,7 @@ def layer_embeddings(kernels: Kernels, config: ModelConfig, norm: NormSpec, rows
     """Return the embeddings of tokens for all layers, `[tokens, layers * values]`, layer after layer.
 
     Args:
-        kernels: compute the norm.
+        kernels: the kernels that compute the norm.
         config: configuration of the model.
         norm: the norm of each layer's part of the projection.
         rows: the tokens' rows of the table, `[tokens, layers * values]`.

@@ -177,6 +177,6 @@ class _Line:
     def _in_time(self) -> socket.socket:
         """Return the connection with its timeout set to the time that is left until the deadline."""
         if (left := self._ends - time.monotonic()) <= 0:
-            raise TimeoutError("the other end takes too long")
+            raise TimeoutError("the other end did not answer in time")
         self._link.settimeout(left)
         return self._link

@@ -145,8 +145,8 @@ class Steady:
 class AskStats:
     """Request for Stats; with `with_steady` also for the node's `Steady` analysis, which takes long to compute.
 
-    `tail` and `others` are seconds per token that other nodes wait for their disks: see
-    `scheduler.model.timeline.OtherWaits`.
+    `tail` and `others` are seconds per token that other nodes wait for their disks: `tail` between two tokens, `others`
+    during allreduces (`scheduler.model.timeline.OtherWaits`).
     """
 
     session: Id64

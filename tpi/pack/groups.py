@@ -221,8 +221,8 @@ def _weighted_fit(groups: F32, weights: F32, low: F32, high: F32, most: np.float
     """Fit the values of each group with least weighted squares; return the scale and the minimum, `[..., 1]`.
 
     `low` and `high` are the ends of each group's range. Each end is moved inwards by the shares in `_MOVES`. For each
-    such range, values are rounded to codes, and a line is fitted to the pairs (code, value). A fitted line leaves the
-    part of the weighted variance that it does not explain, so the line that explains most is the best.
+    such range, values are rounded to codes, and a line is fitted to the pairs (code, value). The best line is the one
+    that explains most of the weighted variance of the values, because the rest of the variance is its error.
     """
     shares = weights / weights.sum(axis=-1, keepdims=True)
     mean, span = (groups * shares).sum(axis=-1, keepdims=True), high - low

@@ -142,14 +142,14 @@ def _check_per_layer(manifest: Manifest) -> None:
     """
     config, blocks = manifest.config, manifest.blocks
     if len(manifest.per_layer) != (2 if config.per_layer else 0):
-        raise ValueError("it lacks the embeddings of layers, or has some that its model does not use")
+        raise ValueError("it lacks the per-layer embeddings, or has some that its model does not use")
     if not config.per_layer:
         return
     table, projection = manifest.per_layer
     _check(blocks[table], "table", {"row": RunShape(config.vocab, 1, config.per_layer_values)})
     _check(blocks[projection], "table", {"row": RunShape(config.per_layer_values, 1, config.hidden)})
     if ("per_layer.first_norm", config.per_layer) not in blocks[manifest.final].vectors:
-        raise ValueError("the norm of the embeddings of layers is missing")
+        raise ValueError("the norm of the per-layer embeddings is missing")
     if any(not per_layer_vectors(config).items() <= set(blocks[names[-1]].vectors) for names in manifest.layers):
         raise ValueError("a layer lacks the vectors for its embedding")
 

@@ -94,9 +94,7 @@ def check_step(step: Step, hidden: int, longest: int, first: bool, per_layer: in
         raise PlanError(f"a step has hidden states of {width} values, but the plan says {hidden}")
     size, found = step.per_layer.size, len(step.per_layer)
     if size != tokens * per_layer or (size and found != tokens):
-        raise PlanError(
-            f"a step has embeddings of layers of the shape {step.per_layer.shape}, not {(tokens, per_layer)}"
-        )
+        raise PlanError(f"a step has per-layer embeddings of shape {step.per_layer.shape}, not {(tokens, per_layer)}")
     if any(entry.count < 1 for entry in step.entries):
         raise PlanError("a step names a sequence of which it has no tokens")
 

@@ -32,11 +32,11 @@ class Tables:
     head: int = 0
     embedding: int = 0  # 0 if it shares the head's table
     predictor_bytes: int = 0  # predictors of other nodes' neurons
-    per_layer: int = 0  # memory for the embeddings of layers (`per_layer_bytes`); their table stays on disk
+    per_layer: int = 0  # memory for the per-layer embeddings (`per_layer_bytes`); their table stays on disk
 
 
 def per_layer_bytes(table: BlockShape, projection: BlockShape) -> int:
-    """Return the bytes of memory that the master needs for the embeddings of layers.
+    """Return the bytes of memory that the master needs for the per-layer embeddings.
 
     In memory are the whole projection, and one unit of the table at a time. The table stays on disk.
     """

@@ -190,11 +190,11 @@ class Pace:
     def learn_ahead(self, tokens: int, seconds: float, followed: bool, streams: int, gain: Gain) -> None:
         """Record the result of a step of a sequence whose drafts run as steps of their own.
 
-        The time saved is measured against plain steps. Each of the streams would then have one step in flight, and get
-        one token in the time of a step.
+        The time saved is the difference to decoding without drafts. Without drafts, each request has one step in
+        flight, and gets one token in the time of a step.
 
         Args:
-            tokens: the number of tokens that the step brought: 1, or 0 if it is void.
+            tokens: the number of tokens that the step brought: 1, or 0 if its draft was wrong.
             seconds: time from the previous result, or from the start of this step if that was later.
             followed: True if the step was in flight when the previous result came.
             streams: the number of requests that run.

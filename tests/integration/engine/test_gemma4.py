@@ -121,7 +121,7 @@ def test_steps_without_the_embeddings_of_layers_are_refused(tiny_pack: Packs) ->
     entries, values = (StepEntry(1, 0, 2, 0, (0,)),), tiny_pack("gemma4e").config.per_layer_values
     step = Step(1, 1, 1, entries, (), np.zeros((2, 96), np.float32), np.zeros((2, values), np.float32))
     check_step(step, 96, 16, True, values)
-    with pytest.raises(PlanError, match="embeddings of layers"):
+    with pytest.raises(PlanError, match="per-layer embeddings"):
         check_step(replace(step, per_layer=step.per_layer[:, 1:]), 96, 16, True, values)
 
 

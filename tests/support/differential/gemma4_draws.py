@@ -44,7 +44,7 @@ def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Ra
 
 
 def _settle_embeddings(found: dict[str, Any], layers: int, rng: random.Random) -> None:
-    """Set the embeddings of layers, which models with shared keys and values have."""
+    """Set the per-layer embeddings, which models with shared keys and values have."""
     if found.get("num_kv_shared_layers"):  # transformers cannot run one without the other
         found["hidden_size_per_layer_input"] = found.get("hidden_size_per_layer_input") or 8
     if found.get("hidden_size_per_layer_input"):

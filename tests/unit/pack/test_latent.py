@@ -209,7 +209,7 @@ def test_quantised_heads_in_gguf(family: str, kind: str, tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("attention.q_lora_rank", 1 << 16, "the latent of its queries has 65536 values"),
+        ("attention.q_lora_rank", 1 << 16, "its latent queries have 65536 values"),
         ("expert_gating_func", 3, "expert_gating_func is 3; softmax and sigmoid"),
         ("rope.scaling.attn_factor", 1.5, "rope.scaling.attn_factor is 1.5"),
         ("rope.scaling.yarn_attn_factor", 1.5, "rope.scaling.yarn_attn_factor is 1.5"),

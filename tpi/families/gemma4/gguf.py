@@ -52,7 +52,9 @@ def adapt_refs(model: Model, has: Callable[[str], bool]) -> Model:
             embeddings.
     """
     if 1 in model.config.rope_kinds and not has(FREQS):
-        raise ModelError(f"{FREQS} is missing, which says what full layers rotate; convert the model again")
+        raise ModelError(
+            f"{FREQS} is missing, which holds the rotary factors of layers with full attention; convert the model again"
+        )
     return without_keys(model, "blk.{i}.attn_{part}*")
 
 

@@ -81,7 +81,7 @@ def _with_embeddings(model: Model) -> Model:
         if lacking := _ENDS - {name for name, _ in blocks[-1].vectors}:
             raise ModelError(f"layer {layer} lacks {', '.join(sorted(lacking))} of its embeddings; get the model again")
     if not any(name.startswith(_PREFIX) for name, _ in model.final.vectors):
-        raise ModelError("the norm of the embeddings of layers is missing; download or convert the model again")
+        raise ModelError("the norm of the per-layer embeddings is missing; download or convert the model again")
     return model
 
 

@@ -148,7 +148,8 @@ def _written_again(
 ) -> bool:
     """Write the blocks `wanted`; return True if each has its name, which is the hash of its content.
 
-    `measured` has the importance of the weights of the layers' blocks, in order. It ends with the last wanted one.
+    `measured` yields the importance of the weights of each layer's blocks, in order. It is read as far as the last
+    wanted block, so layers after it are not computed.
     """
     left = set(wanted.values()) & {block for layer in plan.layers for block in layer}
     for block in (block for layer in plan.layers for block in layer):

@@ -63,8 +63,8 @@ class BlockWriter:
     def write(self, plan: BlockRecipe, importance: Importance = NO_IMPORTANCE) -> str:
         """Write one block, unless an equal one was written before, and return its id.
 
-        `importance` has the parts whose errors are weighted as they are quantised; in the others, all errors count
-        alike.
+        `importance` weights the errors of the parts that it names when they are quantised. In other parts, all errors
+        count alike.
 
         Raises:
             ModelError: if a tensor is missing or damaged.

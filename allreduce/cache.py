@@ -110,8 +110,8 @@ def save(
 def doubt(path: Path, ends: Sequence[str]) -> set[frozenset[str]]:
     """Mark the links between `ends` so that they are measured again; return their pairs of ends.
 
-    Links that were measured again before with the same result stay. If none is marked, nothing changes; else the
-    seconds of software in sums between some of `ends` are forgotten, too. Errors are ignored as in `save`.
+    Links that a second measurement has confirmed are not marked. If any link is marked, the seconds of software of all
+    groups among `ends` are forgotten, too. Errors are ignored as in `save`.
     """
     entries = _read(path)
     pairs = {_key(*pair): frozenset(pair) for pair in combinations(ends, 2)}
@@ -128,7 +128,7 @@ def _is_doubted(entry: Sequence[float]) -> bool:
 
 
 def _group(key: str) -> list[str]:
-    """Return the ends of the group whose software the entry `key` tells; empty if it is the entry of a link."""
+    """Return the ends of the group whose seconds of software the entry `key` has; empty for the entry of a link."""
     first, *group = key.split(" ")
     return group if first == _SOFTWARE else []
 

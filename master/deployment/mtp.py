@@ -111,11 +111,11 @@ def open_mtp(
 
 
 def words(shapes: Sequence[BlockShape], taken: int | None) -> str:
-    """Return a sentence for the user: the memory of the layer, or that it does not fit into the master's memory.
+    """Return a sentence for the user: the memory that the layer takes, or that the layer does not fit.
 
     Args:
-        shapes: its projection, its norms, and its blocks.
-        taken: bytes of memory that it takes; None: it does not fit.
+        shapes: the shapes of the layer's projection, norms and blocks.
+        taken: bytes of memory that the layer takes; None if it does not fit.
     """
     if taken is not None:
         return f"the layer for multi-token prediction takes {taken >> 20} MiB of this node's memory"

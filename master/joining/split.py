@@ -121,7 +121,7 @@ class PlannedSplit:
         """Return the seconds in which the model's layer for multi-token prediction drafts a token; 0 without one."""
         if not model.shape.mtp or self.options.draft is not None:
             return 0.0
-        from master.planning.mtp import mtp_at_home  # imports what loads the layer
+        from master.planning.mtp import mtp_at_home  # late: it imports the code that loads the layer
 
         mtp = mtp_at_home(model, forecast_home(model, layout))
         return mtp.drafting if mtp else 0.0

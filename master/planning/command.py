@@ -174,13 +174,13 @@ def _case(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tuple[M
 def _draft_bytes(machine: NodeMachine, cache: Path, flags: dict[str, Any]) -> int:
     if flags["draft"] is None:
         return 0
-    from master.planning.draft import draft_bytes  # imports what loads draft models
+    from master.planning.draft import draft_bytes  # late: it imports the code that loads draft models
 
     return draft_bytes(flags["draft"], cache, machine, flags["context"])
 
 
 def _refuse_draft(shape: ModelShape, accelerated: bool, reads: bool) -> None:
-    from master.planning.draft import refuse_draft  # imports what loads draft models
+    from master.planning.draft import refuse_draft  # late: it imports the code that loads draft models
 
     refuse_draft(shape, accelerated, reads)
 
@@ -194,7 +194,7 @@ def _mtp(shape: ModelShape, case: Case) -> "MtpForecast | None":
     """Return the forecast for the layer for multi-token prediction; None if a run would not draft."""
     if case.accelerated is not None or (shape.config.mixture and _reads(case)):
         return None
-    from master.planning.mtp import MtpForecast  # imports what loads the layer
+    from master.planning.mtp import MtpForecast  # late: it imports the code that loads the layer
 
     assert case.machine is not None
     assert case.request is not None

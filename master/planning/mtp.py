@@ -19,7 +19,7 @@ from tpi.text import short_number
 from worker.plan.fit import fit
 
 _MS = 1e3
-_PLENTY = 1 << 60  # bytes of memory: the layer is not loaded unless all of it fits
+_PLENTY = 1 << 60  # bytes of memory for the forecast of its speed: the layer is either resident or not loaded
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class MtpForecast:
     """The layer for multi-token prediction on the master.
 
     Attributes:
-        shapes: its projection, its norms, and its blocks.
+        shapes: the shapes of the layer's projection, norms and blocks.
         nbytes: bytes of memory that it takes; None if it does not fit, so that it does not draft.
         seconds: seconds to draft a token.
     """

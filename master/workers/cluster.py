@@ -181,7 +181,7 @@ class Cluster:
         self._broken_off = True
 
     def check(self) -> None:
-        """Raise the TpiError that `break_off` was called with, if it was called."""
+        """Raise TpiError if `break_off` was called."""
         if self._broken_off:
             raise TpiError("the run ends early")
 

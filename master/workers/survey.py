@@ -66,7 +66,7 @@ class WorkerLinks:
     def doubt(self, ends: Sequence[str]) -> bool:
         """Have the links between the master and the workers `ends` measured again before the next plan.
 
-        Links that were measured again before with the same result stay. Return True if any link is to be measured.
+        Links that a second measurement has confirmed are left out. Return True if any link is to be measured.
         """
         everyone = [cache.end_of(b"", ""), *ends]
         own = {pair for pair in self._found if pair.issubset(everyone)}

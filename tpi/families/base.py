@@ -262,8 +262,8 @@ class _Resolver:
     def mtp(self, names: Names, dense_layers: Collection[int] | None, layer: int) -> MtpRefs | None:
         """Return references to the layer for multi-token prediction; None if the source has no such layer.
 
-        `layer` is its number in the source, which follows that of the last layer. With names of its own, it has experts
-        if there is a router.
+        `layer` is the number of this layer in the source: the number of the last other layer plus 1. If the layer has
+        names of its own, it has experts if the source has a router for it.
         """
         if names.apart is not None:
             apart = copy(self)

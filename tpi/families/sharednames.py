@@ -11,7 +11,7 @@ MTP = {
     "token": "layers.{i}.enorm.weight",
     "hidden": "layers.{i}.hnorm.weight",
     "norm": "layers.{i}.shared_head.norm.weight",
-}  # of the first layer for multi-token prediction, in the files of DeepSeek and GLM
+}  # names of the first layer for multi-token prediction in the files of DeepSeek and GLM
 GGUF_MTP = {
     "projection": "blk.{i}.nextn.eh_proj.weight",
     "token": "blk.{i}.nextn.enorm.weight",
@@ -23,17 +23,17 @@ MTP_APART = {
     "token": "mtp.pre_fc_norm_embedding.weight",
     "hidden": "mtp.pre_fc_norm_hidden.weight",
     "norm": "mtp.norm.weight",
-}  # of that layer in the files of Qwen and EXAONE, where its names begin with `mtp`
+}  # names of the same layer in the files of Qwen and EXAONE, where they begin with `mtp`
 
 
 def with_mtp(names: Names, mtp: Mapping[str, str], block: str = "mtp.layers.0.", ffn: str = "") -> Names:
-    """Return `names` with those of the first layer for multi-token prediction, which do not have the common prefix.
+    """Return `names` with names of their own for the first layer for multi-token prediction, without the common prefix.
 
     Args:
-        names: the templates of the model.
-        mtp: the names of what this layer has in addition to its blocks.
-        block: replaces `layers.{i}.` in the names of its blocks.
-        ffn: does so in its feed-forward block or its experts; empty: as `block`.
+        names: the templates of the names of the model's tensors.
+        mtp: the names of the tensors that this layer has in addition to its blocks.
+        block: the text that replaces `layers.{i}.` in the names of this layer's blocks.
+        ffn: the same text for its feed-forward block or its experts; empty: the text of `block`.
     """
 
     def apart(templates: Mapping[str, str], begin: str) -> dict[str, str]:

@@ -93,7 +93,8 @@ class Chance:
 class Gain:
     """A judgement of whether drafts save time. If they do not, drafting pauses for a while.
 
-    A pause has `_OFF` tokens. If drafts have saved no time since, the next pause is twice as long, up to `longest`.
+    The first pause has `_OFF` tokens. If drafts have saved no time since the last pause, the next one is twice as long,
+    up to `longest` tokens.
     """
 
     longest: int = _OFF
@@ -194,7 +195,7 @@ class Pace:
         flight, and gets one token in the time of a step.
 
         Args:
-            tokens: the number of tokens that the step brought: 1, or 0 if its draft was wrong.
+            tokens: the number of tokens that the step brought: 1, or 0 if a wrong draft made the step void.
             seconds: time from the previous result, or from the start of this step if that was later.
             followed: True if the step was in flight when the previous result came.
             streams: the number of requests that run.

@@ -118,7 +118,7 @@ class Speculation:
     def judge(self, work: Sequence[Work], drafts: Mapping[int, Draft], right: Mapping[int, int]) -> None:
         """Record how many of each sequence's drafted tokens in a step that did `work` were right.
 
-        `right` has these numbers by the sequence's id. A sequence that it lacks has ended or was preempted.
+        `right` has these numbers by the sequence's id. It lacks sequences that have ended or were preempted.
         """
         for item in work:
             if item.drafted and item.sequence.id in right:
@@ -139,7 +139,7 @@ class Speculation:
     def plain_step(self) -> float | None:
         """Mean seconds of a step with one token, from at least `_MEASURED` steps; None if there were fewer.
 
-        Of several stages, the step had no other step in flight.
+        With several stages, only steps without another step in flight are counted.
         """
         return self._pace.times.measured(1, _MEASURED)
 

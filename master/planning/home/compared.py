@@ -27,7 +27,7 @@ class ComparedLayouts:
         one: one stage of all nodes; None if that does not fit.
         singles: stages of one node each; None if that does not fit.
         streams: the number of answers at once for which the layout was chosen.
-        drafting: seconds to draft a token: of a layer for multi-token prediction, or 0.
+        drafting: seconds in which the layer for multi-token prediction drafts a token; 0 without such a layer.
     """
 
     names: Sequence[str]

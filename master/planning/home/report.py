@@ -61,7 +61,7 @@ class HomeReport:
         ahead = asked_forecast(model, stages) if asked else best_forecast(model, drop, stages == AUTO)
         mtp = None
         if model.shape.mtp:
-            from master.planning.mtp import mtp_at_home  # imports what loads the layer
+            from master.planning.mtp import mtp_at_home  # late: it imports the code that loads the layer
 
             mtp = mtp_at_home(model, ahead)
         compared = ComparedLayouts.of(model, ahead.layout, mtp.drafting if mtp else 0.0)

@@ -132,7 +132,8 @@ def sliding_pattern(fields: Fields, default: int, layers: int = 0) -> list[bool]
 
     The file's pattern is a list with one entry for each layer, or a period: the last layer of each period has full
     attention. `default` is the period if the file has no pattern; with a period of 0, all layers slide. `layers` is the
-    number of layers without those for prediction (0: there are none for prediction), which a list may leave out.
+    number of layers without those for multi-token prediction; 0 if the file has none of those. A list may leave the
+    layers for multi-token prediction out.
 
     Raises:
         ModelError: if the pattern is neither a list nor a period.

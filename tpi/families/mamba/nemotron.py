@@ -87,8 +87,8 @@ def dense(fields: Fields) -> Collection[int]:
 def with_parts(model: Model, fields: Fields) -> Model:
     """Return the model with references to the parts of fused tensors.
 
-    The tensors for predicting further tokens need not be used. The layer for multi-token prediction is left out unless
-    it is attention followed by experts or a network.
+    Tensors for multi-token prediction that TPI does not use are declared as ignored. The layer for multi-token
+    prediction is left out unless it is attention followed by experts or a feed-forward network.
     """
     adapted = adapt_refs(model, fields)
     mtp = adapted.mtp if _predicted_by_attention(fields) else None
@@ -96,7 +96,7 @@ def with_parts(model: Model, fields: Fields) -> Model:
 
 
 def _predicted_by_attention(fields: Fields) -> bool:
-    """Return True if the layer for multi-token prediction is attention followed by experts or a network."""
+    """Return True if the layer for multi-token prediction is attention, then experts or a feed-forward network."""
     listed, pattern = fields["mtp_layers_block_type"], fields["mtp_hybrid_override_pattern"]
     names, given = (_KINDS, listed) if listed is not None else (_LETTERS, "*E" if pattern is None else pattern)
     kinds = [names.get(str(kind)) for kind in given] if isinstance(given, list | str) else []

@@ -29,7 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What waits long begins first: at the end nothing would be left to run beside it."""
+    """Run the tests that are marked `waits` first, so that other tests can run at the same time."""
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)
 
 

@@ -73,7 +73,7 @@ def test_a_new_plan_replaces_the_old_one_and_fences_it(workers: tuple[Pids, list
 
 
 def test_messages_of_an_old_plan_are_dropped_by_the_master(workers: tuple[Pids, list[str]]) -> None:
-    """The first that it says when it wakes is a heartbeat of the plan that it knows; the master has another by then."""
+    """A stopped worker wakes and sends a heartbeat of the plan that it knows. The master has another plan by then."""
     model = MadeUpModel()
     with Cluster.connect(workers[1]) as cluster:
         cluster.assign(model.split(cluster.session, 1, cluster.peers())[1:], model)
@@ -147,7 +147,7 @@ def test_a_worker_that_computes_on_is_reported_when_stopped(tmp_path: Path, capf
 def test_a_lost_worker_is_noticed_and_named(
     workers: tuple[Pids, list[str]], number: signal.Signals, message: str
 ) -> None:
-    """Each by what tells of it first, long before a deadline of sums."""
+    """Each loss is noticed by the earliest sign of it, long before a deadline of sums."""
     model = MadeUpModel()
     with Cluster.connect(workers[1]) as cluster:
         cluster.assign(model.split(cluster.session, 1, cluster.peers())[1:], model)
@@ -185,7 +185,7 @@ def test_a_hung_computation_shows_in_its_progress(workers: tuple[Pids, list[str]
         cluster.step(step(cluster.session, 1, 0, HANG))
 
         def hangs() -> bool:
-            """It is heard, and gets nothing done."""
+            """Return True if the worker still sends heartbeats, but its node computes nothing."""
             cluster.watch(1)
             return heartbeats.phase == "compute" and heartbeats.seen - heartbeats.advanced > 0.5
 
@@ -245,7 +245,7 @@ def test_many_small_blocks_arrive(workers: tuple[Pids, list[str]]) -> None:
 
 
 def test_a_weights_connection_that_breaks_starts_again(workers: tuple[Pids, list[str]]) -> None:
-    """What was under way is void: the worker asks again when the connection is back."""
+    """Transfers in progress are void. The worker requests the units again over the new connection."""
     model = MadeUpModel(layers=1, width=64, units=256)
 
     class Cut:
@@ -267,7 +267,7 @@ def test_a_weights_connection_that_breaks_starts_again(workers: tuple[Pids, list
 
 
 def test_no_message_but_a_step_and_units_carries_data(workers: tuple[Pids, list[str]]) -> None:
-    """What the master sends is control fields, hashes, hidden states, and units: nothing else has room for text."""
+    """The master sends control fields, hashes, hidden states and units. No other message has room for text."""
     frames: list[bytes] = []
     net = Net(tap=lambda way, parts: frames.extend(map(bytes, parts)) if way == "sent" else None)
     model = MadeUpModel()

@@ -39,7 +39,7 @@ def addresses(tmp_path: Path) -> Iterator[list[str]]:
 
 
 def refused(row: str, sentence: str, connect: Callable[[], object]) -> None:
-    """Within a second, in a `sentence` that names both sides."""
+    """Check that a connection is refused within a second, with a `sentence` that names both sides."""
 
     def once(number: int) -> dict[str, float]:
         begun = time.monotonic()
@@ -57,7 +57,7 @@ def test_same_worker_twice(addresses: list[str]) -> None:
 
 
 def test_wrong_version(addresses: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages decide, not the name of the version: two checkouts of one version may differ in them."""
+    """The protocol number decides, because two checkouts of one version may have different messages."""
     own = codec.protocol()
     monkeypatch.setattr(remote, "__version__", "99.1")
     with Cluster.connect(addresses[:1]) as cluster:
@@ -73,7 +73,7 @@ def test_wrong_version(addresses: list[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_wrong_key(tmp_path: Path) -> None:
-    """Each way: the worker's is not trusted, the master's is not."""
+    """Both cases: the master does not trust the worker's key, or the worker does not trust the master's."""
     worker, master, other = tmp_path / "worker", tmp_path / "master", tmp_path / "other"
     mine = short_key(load_identity(master).public)
     with fake_worker(tmp_path / "a", "--keys", str(worker)) as (_, address):
@@ -93,7 +93,7 @@ def test_wrong_key(tmp_path: Path) -> None:
 
 
 def test_out_of_memory(addresses: list[str]) -> None:
-    """A named error on the master; the workers serve on."""
+    """The master raises an error with the worker's name, and the workers go on serving."""
     model = MadeUpModel()
 
     def once(number: int) -> dict[str, float]:
@@ -112,7 +112,7 @@ def test_out_of_memory(addresses: list[str]) -> None:
 
 
 def test_disk_full(tmp_path: Path) -> None:
-    """A named error on the master, no half-written file on the worker's disk, which serves what it has room for."""
+    """The master raises an error with the worker's name. No half-written file stays, and the worker serves on."""
     large, little = MadeUpModel(width=64, units=64), MadeUpModel()
     with small_disk(tmp_path / "small", 1 << 20) as small, fake_worker(small) as (_, address):
 
@@ -132,7 +132,7 @@ def test_disk_full(tmp_path: Path) -> None:
 
 
 def test_transfer_cut(tmp_path: Path) -> None:
-    """It goes on where it was, and sends again what was under way: four mebibytes at most."""
+    """The transfer continues where it was cut. At most 4 MiB that were in transit are sent again."""
     model = MadeUpModel(layers=1, width=64, units=512)  # 24 MiB of neurons for the worker
 
     class Killer:
@@ -157,7 +157,7 @@ def test_transfer_cut(tmp_path: Path) -> None:
 
 
 def test_bit_flip_on_the_wire(tmp_path: Path) -> None:
-    """The worker asks for the damaged unit again, and for nothing else, before it is ready for a first token."""
+    """Before it is ready, the worker requests the damaged unit again, and no other unit."""
     model = MadeUpModel(layers=1, width=64, units=64)
     flipped = list[Need]()
 

@@ -27,7 +27,7 @@ def _deaf(stack: ExitStack, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def test_killed_peers_with_full_queues_stop_no_other() -> None:
-    """Over 20 connections end while what they sent is unread: today's libzmq aborts there if its heartbeats are on."""
+    """More than 20 connections end with unread data. With its heartbeats on, libzmq aborts the process in this case."""
     assert CONNECTIONS * len(PLANES) > 20
     with ExitStack() as stack:
         victim = _deaf(stack, "victim")

@@ -1,4 +1,4 @@
-"""A worker that joined can neither hang its master nor fill it. Over real sockets."""
+"""A worker that has joined can neither block its master nor fill its memory. The tests use real sockets."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,7 +108,7 @@ def ask_forever(feeder: WeightServer, other: Channel, peer: bytes, need: Need) -
 
 
 def test_requests_of_an_earlier_plan_are_ignored() -> None:
-    """A worker hears of a new plan after it has asked for units of the old one: that is no fault of either."""
+    """A worker may request units of the old plan before it gets the new plan. That is not an error."""
     model = MadeUpModel(layers=1, units=8)
     with feeding(model) as (feeder, other, peer):
         feeder.begin(model.split(1, 2, PEERS, 2)[1], model)

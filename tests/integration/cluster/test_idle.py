@@ -1,4 +1,4 @@
-"""Waiting costs nothing: idle masters, stopped masters, silent workers, and when silence counts after all."""
+"""Idle masters, stopped masters and silent workers: waiting causes no errors, and real silence is still noticed."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ _STOPPED_S = 5.5  # longer than libzmq's heartbeats, when they were on, waited
 
 
 class Clock:
-    """Stands where it is put."""
+    """A clock that shows the time that a test sets."""
 
     now = 1000.0
 
@@ -41,7 +41,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """In place of `since_boot` everywhere."""
+    """Replace `since_boot` by a `Clock` in all modules."""
     stepped = Clock()
     for module in (clocks, lease, remote, sys.modules["allreduce.deadline"]):
         monkeypatch.setattr(module, "since_boot", stepped)
@@ -59,7 +59,7 @@ def until(true: Callable[[], bool], seconds: float = 20) -> None:
 
 @contextmanager
 def idle_master(*addresses: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A master in a process of its own, which is ready."""
+    """Run a master in a process of its own until the end of the block; yield it once it is ready."""
     command = [sys.executable, "-m", "tests.support.processes.idle_master", *addresses]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
@@ -72,7 +72,7 @@ def idle_master(*addresses: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def told(process: subprocess.Popen[bytes]) -> str:
-    """What a master answers to a line."""
+    """Write a line to a master and return the line that it prints."""
     assert process.stdin
     assert process.stdout
     process.stdin.write(b"\n")
@@ -191,7 +191,7 @@ def test_a_worker_that_is_needed_may_be_silent_for_seconds_only() -> None:
 
 @pytest.mark.parametrize(("round_trip", "limit"), [(0.0, 2.5), (0.04, 2.5), (0.4, 9.0), (60.0, 18.0)])
 def test_a_far_worker_has_time_for_three_retransmissions(round_trip: float, limit: float) -> None:
-    """Nothing is known of the link but how long answers took, which says how often TCP sends again."""
+    """The deadline follows from how long earlier answers took, because that tells how often TCP sends again."""
     heard = HeartbeatState(link=RoundTrip(round_trip), seen=100, asked=100)
     assert not heard.silent(100 + limit - 0.1)
     assert heard.silent(100 + limit + 0.1)
@@ -199,7 +199,7 @@ def test_a_far_worker_has_time_for_three_retransmissions(round_trip: float, limi
 
 @pytest.mark.parametrize(("stopped", "grace"), [(2, 2), (300, 120), (86_400, 120)])
 def test_workers_have_time_to_answer_after_a_pause_of_the_master(stopped: float, grace: float) -> None:
-    """What was sent to a sleeping machine is sent again after at most as long as it slept: so TCP backs off."""
+    """TCP sends again after at most as long as the machine slept, because its pauses double."""
     heard = HeartbeatState(asked=100)
     heard.look(100)
     heard.hear(100)
@@ -223,7 +223,7 @@ def test_a_pause_in_a_sum_is_nobodys_fault(clock: Clock) -> None:
 
 
 def test_a_machine_that_has_moved_is_met_again_by_its_master(tmp_path: Path) -> None:
-    """To the worker its master is there still, over a connection that is dead; another one's key or session is not."""
+    """The worker still has a dead connection to its master. It accepts the same key and session, and refuses others."""
     with fake_worker(tmp_path / "a") as (_, address), closing(Net()) as net:
         port = int(address.rpartition(":")[2])
 
@@ -233,7 +233,7 @@ def test_a_machine_that_has_moved_is_met_again_by_its_master(tmp_path: Path) -> 
             return channel
 
         def refusal(channel: Channel) -> str:
-            """Why it was refused; empty: it was met."""
+            """Return the reason why the worker refused the connection; empty if it accepted."""
             until(lambda: bool(channel.socket.poll(0)))
             answer = next(message for _, message in channel.receive_batch())
             return answer.reason if isinstance(answer, Refuse) else ""

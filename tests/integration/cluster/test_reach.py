@@ -1,4 +1,4 @@
-"""A worker that cannot be reached: at once where the system says so at once, and why."""
+"""A worker that cannot be reached: the error comes at once if the system reports it at once, with the reason."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""Sockets and channels: explicit options, limits, fences, and errors that a person understands."""
+"""Sockets and channels: explicit options, limits, fences, and clear error messages."""
 
 import signal
 import socket as plain
@@ -30,7 +30,7 @@ def net() -> Iterator[Net]:
 
 
 def pair(net: Net) -> tuple[Channel, Channel]:
-    """A bound channel and one connected to it, which has said Bye(1) under the identity b"me"."""
+    """A bound channel, and a channel connected to it under the identity b"me", which has sent Bye(1)."""
     router, port = net.bind(CONTROL, "127.0.0.1", 0)
     socket, monitor = net.connect_watched(CONTROL, "127.0.0.1", port, b"me")
     while not list(monitor.changes()):
@@ -185,7 +185,7 @@ def test_an_interrupt_leaves_no_half_message(net: Net, monkeypatch: pytest.Monke
     before = getattr(zmq.Socket, method)
 
     def interrupted(*arguments: Any, **options: Any) -> object:
-        """After every frame."""
+        """Make a signal interrupt the socket after every frame."""
         done = before(*arguments, **options)
         signal.raise_signal(signal.SIGINT)
         return done

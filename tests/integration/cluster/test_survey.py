@@ -1,4 +1,4 @@
-"""The survey: two workers measure the link between them, beside a plan or without one; known links are remembered."""
+"""The survey: two workers measure the link between them, with or without a plan; known links are remembered."""
 
 import socket
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Address
 
 
 def by_address(addresses: Addresses) -> dict[str, str]:
-    """The names of workers without keys in the cache of links: their addresses on the plane of sums."""
+    """Return the names of keyless workers in the cache of links: their addresses on the collective plane."""
     with Cluster.connect(addresses) as cluster:
         return {one.address: one.peer(1).address for one in cluster.workers}
 
@@ -53,7 +53,7 @@ def test_links_are_measured_before_a_plan_and_beside_one(workers: Addresses) -> 
 
 
 def test_workers_that_do_not_know_each_other_measure_their_link(tmp_path: Path) -> None:
-    """The master introduces them to each other, on the plane of sums alone."""
+    """The master tells each of them the other's key, which is then admitted on the collective plane only."""
     master, one, other = (tmp_path / name for name in ("master", "one", "other"))
     pair_folders(master, one)
     pair_folders(master, other)
@@ -118,7 +118,7 @@ def test_workers_of_other_masters_are_left_out_and_those_surveyed_are_free_at_on
 
 
 def test_one_machine_and_one_worker_are_not_surveyed(tmp_path: Path) -> None:
-    """Nothing listens at these addresses, so a call would be reported."""
+    """Nothing listens at these addresses, so that any attempt to connect would be reported."""
     said: list[str] = []
     links = WorkerLinks(tmp_path / "links.json", say=said.append)
     links.survey_at({"127.0.0.1:1": "a", "127.0.0.1:2": "b"})
@@ -128,7 +128,7 @@ def test_one_machine_and_one_worker_are_not_surveyed(tmp_path: Path) -> None:
 
 
 def test_workers_measure_their_disks_when_they_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without model files in the cache, they write a file for it, and leave nothing behind."""
+    """With no model files in the cache, each worker writes a file to measure with, and removes it."""
     monkeypatch.setenv("TPI_CACHE", str(tmp_path / "user"))
     with fake_workers([tmp_path / name / "shards" for name in "ab"]) as (_, addresses):
         survey.measure_disks(addresses)

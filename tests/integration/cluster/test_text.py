@@ -1,4 +1,4 @@
-"""Text of other machines: a name that cannot be sent ends no process, and terminal commands are shown harmless."""
+"""Text from other machines: a name that cannot be sent ends no process, and terminal commands are made harmless."""
 
 import shutil
 import subprocess

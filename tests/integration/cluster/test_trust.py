@@ -1,4 +1,4 @@
-"""A worker checks what its master asks for: a plan or a step beyond its limits is refused by name, and it serves on."""
+"""A worker checks each request of its master. It refuses a plan or a step beyond its limits, and goes on serving."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -94,7 +94,7 @@ def test_a_plan_with_one_field_out_of_range_is_refused(good: Assign, path: Where
 @given(st.data())
 @settings(deadline=None, max_examples=100)
 def test_any_field_of_a_plan_is_good_or_refused(good: Assign, data: st.DataObject) -> None:
-    """Whatever stands in its place on the wire: a plan that is taken, or a typed error, and nothing else."""
+    """Whatever value a field has on the wire, the plan is accepted or refused with a typed error."""
     head, *raw = (bytes(frame) for frame in encode(good))
     header = msgpack.unpackb(head)
     path = data.draw(st.sampled_from([path for path in leaves(header) if path[0] > 1]))
@@ -145,7 +145,7 @@ def taken(assign: Assign, asked: NodeOptions, limit: int) -> bool:
 
 
 def test_a_real_worker_refuses_by_name_and_serves_on(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """What it lends binds a master; so do the limits of a step, of what waits, and of a plan, one after the other."""
+    """A master cannot exceed the worker's `--memory`, or the limits of a step, of waiting steps, and of a plan."""
     pack = tiny_pack("llama")
 
     def planned(cluster: Cluster, epoch: int, **options: Any) -> Assign:

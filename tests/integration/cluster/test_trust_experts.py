@@ -1,4 +1,4 @@
-"""What a worker takes of a plan with experts: every number of it is compared with the others, or refused."""
+"""A worker checks each number of a plan with experts against the others, and refuses a plan that contradicts itself."""
 
 from collections.abc import Callable
 from contextlib import suppress

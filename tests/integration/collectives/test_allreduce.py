@@ -27,7 +27,7 @@ def in_rank_order(partials: list[F32]) -> F32:
 
 
 def decoded(values: F32, wire: str) -> F32:
-    """What `values` are after a journey in `wire` format."""
+    """Return `values` after they were sent in the format `wire`."""
     out: F32 = values.copy()
     quantise(out, wire_format(wire).code)
     return out
@@ -63,7 +63,7 @@ def test_f32_sum(name: str, size: int, count: int, seed: int) -> None:
 @pytest.mark.parametrize("name", [*ORDERED, *UNORDERED, "auto", "torch"])
 @pytest.mark.parametrize("wire", ["f32", "bf16", "q8"])
 def test_two_sums_under_way_are_what_they_are_one_by_one(name: str, wire: str) -> None:
-    """Nodes are late in turns, so that sums of the others wait for them."""
+    """A different node is late each time, so that the sums of the other nodes wait for it."""
     if name == "torch":
         pytest.importorskip("torch")
     size, sums = 3, 8
@@ -139,7 +139,7 @@ def test_all_members_hold_the_same_bits_in_a_quantised_wire(name: str, wire: str
 @settings(max_examples=30, deadline=None)
 @given(values=hnp.arrays(np.float32, st.integers(1, 200), elements=st.floats(width=32)))
 def test_what_travels_is_what_the_wire_format_says_to_the_bit(wire: str, values: F32) -> None:
-    """Huge, tiny and no numbers at all included."""
+    """The values include huge and tiny ones, infinities and NaN."""
     partials = [np.zeros((1, values.size), np.float32), values.reshape(1, -1)]
     for total in run_group("mesh", 2, lambda group: group.allreduce(partials[group.rank]).copy(), wire=wire):
         np.testing.assert_array_equal(total, decoded(partials[1], wire))

@@ -1,4 +1,4 @@
-"""Collectives when nodes are late, slow, dead or replaced, and when strangers speak."""
+"""Collectives when nodes are late, slow, dead or replaced, and when other programs send messages."""
 
 import multiprocessing
 import socket
@@ -32,11 +32,11 @@ PARTIALS = partials_of(SIZE, 200)
 
 
 class DeathError(Exception):
-    """Raised inside a node that is to die."""
+    """Raised inside a node that a test lets die."""
 
 
 class Dying:
-    """A mailbox whose owner dies before its next operation after `operations`."""
+    """A mailbox that raises `DeathError` before the operation that follows `operations` others."""
 
     def __init__(self, box: Mailbox, operations: int) -> None:
         self._box = box
@@ -51,7 +51,7 @@ class Dying:
 
 
 def sum_thrice(house: House, name: str, rank: int, dies_after: int | None) -> str:
-    """How a node ends: done, dead, or the name of the node that it lost."""
+    """Return how a node ended: done, dead, or the name of the node that it lost."""
     group = house.join(name, rank)
     try:
         if dies_after is not None:
@@ -70,7 +70,7 @@ def sum_thrice(house: House, name: str, rank: int, dies_after: int | None) -> st
 
 
 def ends_of(name: str, victim: int, operations: int) -> list[str]:
-    """How the nodes of a group end of which one dies after so many operations, by rank."""
+    """Return how each node of a group ended, by rank, if one node dies after a number of operations."""
     deaths = [operations if rank == victim else None for rank in range(SIZE)]
     with House(SIZE, timeout_s=3.0) as house, ThreadPoolExecutor(SIZE) as pool:
         return list(pool.map(sum_thrice, [house] * SIZE, [name] * SIZE, range(SIZE), deaths))
@@ -79,7 +79,7 @@ def ends_of(name: str, victim: int, operations: int) -> list[str]:
 @pytest.mark.parametrize("name", NETWORKED)
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_node_that_dies_in_any_phase_is_noticed_by_all(name: str, victim: int) -> None:
-    """The groups of all phases wait for their deadlines at the same time."""
+    """One group for each phase; all groups wait for their deadlines at the same time."""
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(partial(ends_of, name, victim), range(4)))
     for ends in found:
@@ -225,7 +225,7 @@ def test_what_strangers_send_is_dropped_and_counted(identity: bytes) -> None:
 
 
 def test_a_frame_put_together_as_documented_is_summed() -> None:
-    """The bytes are those that native/header.hpp describes."""
+    """The frame has the bytes that native/header.hpp describes."""
     with House(2) as house:
         group = house.join("star", 0)
         group.begin(5)
@@ -278,7 +278,7 @@ def test_a_node_that_sends_mutated_headers_changes_nothing(flips: list[tuple[int
 
 
 def send(house: House, frame: bytes) -> None:
-    """What rank 1 sends to rank 0, as it is."""
+    """Send `frame`, as it is, from rank 1 to rank 0."""
     router = house.routers[1]
     assert router is not None
     sent = False
@@ -289,7 +289,7 @@ def send(house: House, frame: bytes) -> None:
 
 
 def serve(rank: int, name: str, pipe: Connection) -> None:
-    """A worker process: sums until its master is lost."""
+    """Run a worker process that sums until its master is lost."""
     net = Net()
     router, port = net.bind(COLLECTIVE, "127.0.0.1", 0)
     pipe.send(port)
@@ -318,7 +318,7 @@ def test_an_unreachable_worker_delays_no_other(name: str) -> None:
 
 
 def sum_once(group: Group) -> str:
-    """The name of the node that was lost."""
+    """Sum once, and return the name of the node that was lost."""
     group.begin(1)
     with pytest.raises(NodeLost) as lost:
         group.allreduce(PARTIALS[group.rank])
@@ -364,7 +364,7 @@ def test_a_killed_process_is_named(name: str) -> None:
 
 
 def test_frames_of_a_lane_that_is_not_open_are_dropped() -> None:
-    """A lane that no group of the node has opened, and a message of the open lane beside it."""
+    """A message of a lane that the node has not opened is dropped; a message of the open lane is not."""
     with House(2) as house:
         group = house.join("star", 0)
         group.begin(5)
@@ -377,7 +377,7 @@ def test_frames_of_a_lane_that_is_not_open_are_dropped() -> None:
 
 
 def test_lanes_have_steps_of_their_own() -> None:
-    """A node sends on one lane what leaves a later step, while on another lane it still waits for an earlier one."""
+    """A node sends a message of a later step on one lane, while it still waits for an earlier step on another."""
     with House(2) as house, ThreadPoolExecutor(1) as pool:
         sides = [connections.Connections(house.spec(rank), house.endpoints(rank)) for rank in range(2)]
         sides[0].connect([1])

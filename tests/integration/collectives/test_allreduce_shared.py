@@ -1,4 +1,4 @@
-"""The collective in shared memory: nodes that are late, dead or foreign, and what is left when they are gone."""
+"""The collective in shared memory: nodes that are late, dead or foreign, and what they leave behind."""
 
 import gc
 import multiprocessing
@@ -29,12 +29,12 @@ def spec(rank: int, address: str, size: int = 3, **fields: object) -> GroupSpec:
 
 
 def serve(rank: int, address: str, rounds: int, pipe: Connection) -> None:
-    """A node in a process of its own; sends the bytes of its last sum."""
+    """Run a node in a process of its own, which sends back the bytes of its last sum."""
     pipe.send_bytes(sum_growing(rank, address, rounds))
 
 
 def sum_growing(rank: int, address: str, rounds: int) -> bytes:
-    """Sum `rounds` times, the payload growing past one place on the board; the bytes of the last sum."""
+    """Sum `rounds` times, with payloads that outgrow one place on the board; return the bytes of the last sum."""
     group = open_group("shared", spec(rank, address, spin_us=50 * (rank % 2)), Endpoints())
     for step in range(rounds):
         group.begin(step)
@@ -46,7 +46,7 @@ def sum_growing(rank: int, address: str, rounds: int) -> bytes:
 
 
 def test_processes_sum() -> None:
-    """Children open the board of their parent, as workers do."""
+    """Child processes open the board of their parent, as workers do."""
     context = multiprocessing.get_context("spawn")
     rounds = 150  # up to 149,003 values: three turns
     pipes, children = [], []
@@ -103,7 +103,7 @@ def test_a_progressing_node_is_waited_for() -> None:
 
 
 def test_only_the_memory_of_a_group_is_opened(tmp_path: Path) -> None:
-    """The master gives the address, and must not be able to make a worker write to a file."""
+    """The master gives the address of the memory. It must not be able to make a worker write to a file."""
     secret = tmp_path / "tpi-allreduce"  # the right name does not help
     secret.write_bytes(bytes(1 << 20))
     with secret.open("r+b") as file:
@@ -129,7 +129,7 @@ def test_only_the_memory_of_a_group_is_opened(tmp_path: Path) -> None:
     ],
 )
 def test_the_board_converts_no_array(wrong: Callable[[Any], Any]) -> None:
-    """A sum that is written to a converted copy of what the caller gave is lost."""
+    """If the board converted the caller's array, it would write the sum to a copy, and the sum would be lost."""
     from allreduce._shared import Board
 
     values = np.arange(8, dtype=np.float32)

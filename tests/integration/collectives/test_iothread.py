@@ -1,4 +1,4 @@
-"""libzmq's I/O thread: beside the thread that sends while sums are short, free to run anywhere otherwise."""
+"""libzmq's I/O thread: on the core of the sending thread while sums are short, free to run anywhere otherwise."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ if sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2:
 
 
 def io_threads() -> set[int]:
-    """The I/O threads of this process."""
+    """Return the I/O threads of this process."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # it ended meanwhile
@@ -26,7 +26,7 @@ def io_threads() -> set[int]:
 
 
 def allowed(others: set[int]) -> set[frozenset[int]]:
-    """The sets of CPUs on which this process's I/O threads may run, but for `others`, which were there before."""
+    """Return the sets of CPUs on which this process's I/O threads may run, without the threads `others`."""
     threads = io_threads() - others
     assert threads
     return {frozenset(os.sched_getaffinity(thread)) for thread in threads}
@@ -54,7 +54,7 @@ def test_it_follows_short_sums_only() -> None:
 
 
 def test_it_follows_for_each_group_of_a_process() -> None:
-    """One that still keeps its own, as before a deployment is replaced, does not keep the others' from it."""
+    """An older group that still keeps its I/O thread on a core does not affect the newer group's."""
     everywhere, one, others = os.sched_getaffinity(0), {min(os.sched_getaffinity(0))}, io_threads()
     values = np.ones((1, 64), np.float32)
     with ExitStack() as stack, ThreadPoolExecutor(1) as pool:

@@ -252,7 +252,7 @@ TICK_S = 1e-4
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
-    """A clock for sums that counts a node's own work and a tick at each look, however busy this machine is."""
+    """A clock for sums that counts a node's own work, and one tick for each reading, however busy the machine is."""
     clock = VirtualTime()
 
     def look() -> float:

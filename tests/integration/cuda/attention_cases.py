@@ -32,21 +32,21 @@ CACHE: dict[KvDtype, float] = {"f32": 0, "f16": 2e-3, "q8": 2e-2, "q4": 6e-2}
 
 
 def assert_close(actual: F32, expected: F32, tolerance: float) -> None:
-    """Equal but for `tolerance` of the largest value."""
+    """Check that two arrays differ by at most `tolerance` of the largest value."""
     assert actual.shape == expected.shape
     assert np.isfinite(actual).all()
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(float(np.abs(expected).max()), 1e-3))
 
 
 def run(device: CudaDevice, case: AttentionCase) -> tuple[F32, Any, Any]:
-    """The block's share, and the caches after it."""
+    """Return the output of the block, and the caches after it."""
     with held(device, case.data, case.kv.keys[0], case.kv.values[0]) as (data, keys, values):
         out = device.kernels.attention(case.spec, data, case.x, keys, values, case.batch)
         return out, fetched(device, keys), fetched(device, values)
 
 
 def assert_attention_agrees(device: CudaDevice, case: AttentionCase, tolerance: float) -> None:
-    """The output, and what was appended to the caches, against the reference's."""
+    """Compare the output, and the rows appended to the caches, with those of the reference."""
     actual, keys, values = run(device, case)
     kv = deepcopy(case.kv)
     assert_close(
@@ -79,7 +79,7 @@ def test_formats_and_layouts(device: CudaDevice, format: Format, layout: Layout)
 def test_a_prompt_attends_in_blocks(
     device: CudaDevice, format: Format, kv_dtype: KvDtype, window: int, softcap: float
 ) -> None:
-    """Two sequences of several pages: a full block and one of the rest, and one of another sequence."""
+    """Of one sequence a full block of tokens and the rest, and a block of another sequence; both have earlier pages."""
     case = attention_case(
         np.random.default_rng(11), format=format, kv_dtype=kv_dtype, window=window, softcap=softcap, heads=2,
         kv_heads=1, head_dim=16, lengths=((60, 18), (3, 6)),
@@ -139,7 +139,7 @@ def test_norms_biases_and_partial_rotation(device: CudaDevice, norm: Norm, rotar
 
 
 def test_a_long_past_is_shared_out(device: CudaDevice) -> None:
-    """700 tokens in 22 pages of one head, and a short sequence whose later parts have nothing to see."""
+    """700 tokens in 22 pages of one head, and a short sequence that leaves the later parts of the work empty."""
     case = attention_case(
         np.random.default_rng(5), lengths=((700, 1), (3, 1)), kv_dtype="f16", heads=1, kv_heads=1, window=650
     )

@@ -126,7 +126,7 @@ def compiled(kernel: Any, constants: Constants, capability: int, ones: bool = Fa
 
 
 def name_of(value: Any) -> str | None:
-    """Return a kernel's name for a test's, and None for other values."""
+    """Return the name of a kernel as the id of a test, and None for other values."""
     return getattr(value, "__name__", None)
 
 

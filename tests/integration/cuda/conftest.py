@@ -1,4 +1,4 @@
-"""One CUDA device for the cases of a module, and a quicker interpreter of Triton's."""
+"""One CUDA device for the cases of a module, and a faster version of Triton's interpreter."""
 
 import inspect
 import os
@@ -16,7 +16,7 @@ from tpi.devices.cuda.device import CudaDevice
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_interpreter() -> None:
-    """Have Triton's interpreter search its modules for builtins once, and not in every call of a function."""
+    """Make Triton's interpreter search its modules for builtins once, instead of in every call of a function."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
     import triton.language as tl
@@ -38,7 +38,7 @@ def quick_interpreter() -> None:
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[CudaDevice]:
-    """Each case gives back what it held."""
+    """The device of the module. After each case, none of its memory is in use."""
     with closing(open_tested()) as opened:
         yield opened
         assert opened.memory.used == 0

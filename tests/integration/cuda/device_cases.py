@@ -1,4 +1,4 @@
-"""The device as `tpi.devices.base.Device` says it is: memory, copies, order, failures, its end; and a node with one."""
+"""The CUDA device keeps the interface of `tpi.devices.base.Device`: memory, copies, order, failures and closing."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -123,7 +123,7 @@ def test_a_card_that_fails_is_named(device: CudaDevice, monkeypatch: pytest.Monk
 
 
 class StickyBackend(CpuBackend):
-    """Fails at every call from some moment on, as a card does after an error in a kernel."""
+    """A backend whose calls all fail from some moment on, as a card's do after an error in a kernel."""
 
     broken = False
 
@@ -232,7 +232,7 @@ def test_it_says_what_it_is(device: CudaDevice) -> None:
 def test_a_node_with_a_card_has_the_tokens_of_a_node_without(
     family: str, dtype: str, allowed: float, tiny_pack: Callable[..., Pack], tmp_path: Path, device: CudaDevice
 ) -> None:
-    """Every block on the card: logits differ by the order of sums and the rounding of int8 alone."""
+    """Every block is on the card. Logits differ only by the order of sums and the rounding to int8."""
     pack = tiny_pack(family, dtype)
     with in_process_engine(pack, [1], tmp_path / "without") as engine:
         expected = engine.logits(TOKENS)
@@ -246,7 +246,7 @@ def test_a_node_with_a_card_has_the_tokens_of_a_node_without(
 
 
 def test_a_streamed_model_has_the_tokens_of_the_host(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """The memory pipeline: weights, keys and values come for each block, and what was appended goes."""
+    """The memory pipeline copies weights, keys and values for each block, and copies the new keys and values back."""
     pack, small, asked = tiny_pack("llama", "q4"), {"context": 32, "pool": 1}, [TOKENS[:2]]
     with closing(in_process_deployment(pack, [1], tmp_path / "host", **small)) as deployment:  # type: ignore[arg-type]
         expected = answers(deployment, asked, 2)

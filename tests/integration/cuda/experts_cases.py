@@ -39,7 +39,7 @@ def case_of(format: Format, tokens: int) -> ExpertsCase:
 
 @pytest.mark.parametrize(("format", "tokens"), [("f32", 1), ("f32", 5), ("q4", 3)])
 def test_tokens_are_grouped_by_expert_beside_the_shared_one(device: CudaDevice, format: Format, tokens: int) -> None:
-    """One call for all that the tokens chose."""
+    """One call computes all experts that the tokens chose, and the shared one."""
     case = case_of(format, tokens)
     chosen = reference.route(case.spec.router, case.x)
     expected = reference.experts(case.spec, case.data, case.x, chosen)
@@ -53,7 +53,7 @@ def test_tokens_are_grouped_by_expert_beside_the_shared_one(device: CudaDevice, 
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
-    """Three layers (two places by turns) of four experts beside a shared one with a gate, tiny: all is interpreted."""
+    """A tiny pack, because everything is interpreted: three layers of four experts and a shared one with a gate."""
     import torch
     import transformers
 
@@ -76,7 +76,7 @@ def answered_on_the_host(pack: Pack, cache: Path) -> list[list[int]]:
 
 
 def test_experts_that_come_when_they_are_wanted(pack: Pack, tmp_path: Path) -> None:
-    """Some lie on the card, some are fetched for the token, and the host computes the others."""
+    """Some experts are on the card, some are fetched for the token, and the host computes the others."""
     expected = answered_on_the_host(pack, tmp_path / "host")
     with closing(open_tested(16 << 20)) as card:
         how = AcceleratorSetup(card, at_once(20.0), DEMAND, slots_for_share(1 / 3))
@@ -93,9 +93,9 @@ def test_experts_that_come_when_they_are_wanted(pack: Pack, tmp_path: Path) -> N
 def test_a_batch_in_micro_batches_has_the_tokens_of_the_host(
     kept: float, chunks: int, pack: Pack, tmp_path: Path
 ) -> None:
-    """The order of CGOPipe: the host attends two micro-batches ahead, and weights come in chunks between them.
+    """In the order of CGOPipe, the host attends two micro-batches ahead, and weights are copied in chunks in between.
 
-    Some of the experts stay, and one call computes all of them through a table.
+    Some of the experts are resident, and one call computes all of them through a table.
     """
     expected = answered_on_the_host(pack, tmp_path / "host")
     options = OffloadOptions("auto", "ram", "batch")

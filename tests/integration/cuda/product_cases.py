@@ -23,7 +23,7 @@ TOLERANCE: dict[Format, float] = {"f32": TIGHT, "bf16": TIGHT, "f16": TIGHT, "q8
 
 
 def assert_close(actual: F32, expected: F32, tolerance: float) -> None:
-    """Equal but for `tolerance` of the largest value."""
+    """Check that two arrays differ by at most `tolerance` of the largest value."""
     assert actual.shape == expected.shape
     assert actual.dtype == np.float32
     assert np.isfinite(actual).all()
@@ -46,7 +46,7 @@ def assert_ffn_agrees(device: CudaDevice, case: FfnCase, tolerance: float, activ
     ],
 )
 def test_ffn(device: CudaDevice, format: Format, layout: Layout, tokens: int) -> None:
-    """One token, several (padded to four), and a square of many (the last one not full)."""
+    """One token, several tokens (padded to four), and square blocks of many tokens, the last of which is not full."""
     hidden = 64 if tokens == 18 else 32
     case = ffn_case(
         np.random.default_rng([1, tokens]), format=format, layout=layout, hidden=hidden, units=2, tokens=tokens
@@ -58,7 +58,7 @@ def test_ffn(device: CudaDevice, format: Format, layout: Layout, tokens: int) ->
 def test_codes_as_float16_give_the_same_sums(
     device: CudaDevice, format: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cards of compute capability 7.5 multiply no int8 on tensor cores."""
+    """Tensor cores of compute capability 7.5 cannot multiply int8."""
     case = ffn_case(np.random.default_rng(6), format=format, layout="tiled", hidden=64, units=2, tokens=18)
     with held(device, case.data) as (data,):
         expected = device.kernels.ffn(case.spec, data, case.x)
@@ -112,7 +112,7 @@ def test_more_columns_than_one_program_adds(device: CudaDevice) -> None:
     ("format", "layout", "tokens"), [*((*each, 1) for each in PACKS), ("q4s", "tiled", 20), ("bf16", "record", 20)]
 )
 def test_logits(device: CudaDevice, format: Format, layout: Layout, tokens: int) -> None:
-    """17 groups: more than one program takes at once, and no multiple of it."""
+    """17 groups: more than one program takes at once, and not a multiple of that number."""
     random = np.random.default_rng(7)
     run, table = pack(random, "row", layout, [Part("row", format, "row")], 32, 544, 2)
     x = normal(random, tokens, 544)
@@ -145,7 +145,7 @@ def test_norms(device: CudaDevice, hidden: int) -> None:
 
 @pytest.mark.parametrize("weights", ["q4", "q8"])
 def test_activations_are_rounded_as_the_reference_rounds_them(device: CudaDevice, weights: Format) -> None:
-    """But for ties: the division by the largest value may differ in its last bit."""
+    """Ties may differ, because the division by the largest value may differ in its last bit."""
     import torch
 
     x = normal(np.random.default_rng(10), 3, 96)
@@ -212,7 +212,7 @@ def test_what_does_not_fit_is_refused(device: CudaDevice) -> None:
 
 
 def test_nothing_comes_of_nothing(device: CudaDevice) -> None:
-    """No tokens, no units, no active neurons."""
+    """No tokens, no units, or no active neurons."""
     case = ffn_case(np.random.default_rng(15), format="q4", layout="record", units=1, tokens=2)
     with held(device, case.data) as (data,):
         none = np.empty(0, np.int32)

@@ -1,4 +1,4 @@
-"""CUDA and Triton without disturbing other tests: their cases (`*_cases.py`) run in processes of their own.
+"""CUDA and Triton in separate processes, which run the cases in `*_cases.py`.
 
 Triton decides when it is imported whether it compiles or interprets, for the whole process.
 """
@@ -22,7 +22,10 @@ pytestmark = [
 
 
 def run_cases(name: str, **environment: str) -> None:
-    """Check that the cases of one file pass. What Triton compiles is kept: it compiles only what changed."""
+    """Check that the cases of one file pass.
+
+    Compiled programs are kept, so that only changed ones are compiled again.
+    """
     chosen = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{HERE}/{name}_cases.py"]
     done = subprocess.run(

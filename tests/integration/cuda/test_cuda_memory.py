@@ -1,4 +1,4 @@
-"""Arrays that name a device's memory, and copies that outlive their caller; no Triton here."""
+"""Arrays that name a device's memory, and copies that outlive their caller, without Triton."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ LIMIT = 12 * PAGE
 
 
 class FullBackend(CpuBackend):
-    """Has no memory."""
+    """A backend without free memory."""
 
     def zeros(self, size: int) -> Any:
         raise MemoryError
@@ -37,7 +37,7 @@ class FullBackend(CpuBackend):
     st.lists(st.tuples(st.sampled_from(["allocate", "free", "fill"]), st.integers(0, 5 * PAGE), st.integers(0, 255)))
 )
 def test_an_array_names_its_own_bytes(steps: list[tuple[str, int, int]]) -> None:
-    """Whatever was allocated and freed before: a slice of an array is that slice of its tensor, and nothing else's."""
+    """Whatever was allocated and freed before, a slice of an array is the same slice of its tensor."""
     names = TensorTable(CpuBackend())
     arena = Arena("card", LIMIT, names.allocate, names.release)
     held: list[tuple[Bytes, Any]] = []  # with what it should hold
@@ -86,7 +86,7 @@ def test_memory_that_the_card_does_not_have() -> None:
 
 
 class PinningBackend(CpuBackend):
-    """Notes what is pinned, and refuses what is said."""
+    """A backend that records what is pinned, and fails on request."""
 
     def __init__(self, refuses: bool = False, fails: bool = False) -> None:
         self.pinned: dict[int, int] = {}
@@ -102,7 +102,7 @@ class PinningBackend(CpuBackend):
 
 
 def test_pages_are_pinned_until_nothing_refers_to_them() -> None:
-    """Torch would take 8 pages for 5."""
+    """Only 5 pages are pinned; torch's own allocation would round them up to 8."""
     backend = PinningBackend()
     staging = Staging(backend)
     memory = staging.allocate(4 * PAGE + 1)
@@ -146,7 +146,7 @@ def test_a_failure_to_pin_is_reported_once(how: dict[str, bool], capsys: pytest.
 
 @pytest.mark.parametrize("code", [0, 2, 712])
 def test_a_card_pins_through_the_runtime_and_absorbs_its_refusal(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """The runtime keeps an error until the next launch, which must not be one of ours."""
+    """The CUDA runtime reports an error again at the next launch, so the error must be cleared."""
     calls: list[object] = []
 
     def register(*given: int) -> int:
@@ -169,7 +169,7 @@ def test_a_card_pins_through_the_runtime_and_absorbs_its_refusal(monkeypatch: py
 
 
 class SlowLane:
-    """A lane whose marks are reached when the test says so, or fail."""
+    """A lane whose marks are reached, or fail, when a test says so."""
 
     def __init__(self) -> None:
         self.marks: list[SlowMark] = []

@@ -1,4 +1,4 @@
-"""Cards by name, and what is said of those that cannot be had; no card is needed to say it."""
+"""Cards chosen by name, and the errors for cards that cannot be used. The tests need no card."""
 
 import importlib.util
 from pathlib import Path
@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch believes in two cards, the second an old one, each with 2 of its GiB free."""
+    """Make torch report two cards with 2 GiB free each, the second of them an old one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"Card {index}")

@@ -1,4 +1,4 @@
-"""Any config.json: TPI computes what transformers computes, or refuses it. Missing fields have its defaults."""
+"""Random config.json files: TPI computes what transformers computes, or refuses. Missing fields have its defaults."""
 
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def test_defaults_are_those_of_transformers(architecture: str) -> None:
 
 
 def test_defaults_of_dbrx_are_those_of_transformers() -> None:
-    """Its fields lie in objects, and get the names that other families have."""
+    """The fields of DBRX are inside objects, and get the names that other families use."""
     from transformers import DbrxConfig
 
     config = DbrxConfig()

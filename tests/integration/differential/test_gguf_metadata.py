@@ -1,4 +1,4 @@
-"""Any GGUF metadata gives the logits that it means, or a refusal: nothing that changes answers goes unread."""
+"""Random GGUF metadata: TPI gives the logits that it means, or refuses. No key that changes answers is ignored."""
 
 from pathlib import Path
 from typing import Any
@@ -81,14 +81,14 @@ def test_a_factor_without_a_type_is_linear(tmp_path: Path) -> None:
 
 
 def test_a_factor_of_yarn_that_all_programs_agree_on_is_taken(tmp_path: Path) -> None:
-    """Files of OLMo 3 name the factor that YaRN has by default."""
+    """Files of OLMo 3 contain the factor that YaRN has by default."""
     yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0}
     plain(yarn | {"rope.scaling.yarn_attn_factor": 1.2079441541679836}, "olmo2").write(tmp_path / "m.gguf")
     assert open_source(tmp_path / "m.gguf").model.config.rope_scale == pytest.approx(1.2079441541679836)
 
 
 def plain(keys: dict[str, Any], architecture: str = "llama") -> Draw:
-    """A small model with further metadata."""
+    """Return a small model with `further` metadata."""
     sizes: dict[str, Any] = {
         "block_count": 1, "context_length": 64, "embedding_length": 32, "feed_forward_length": 24,
         "attention.head_count": 2, "attention.layer_norm_rms_epsilon": 1e-5,

@@ -20,7 +20,7 @@ from worker.node import build
 
 
 def readers() -> list[threading.Thread]:
-    """Threads that load weights."""
+    """Return the threads that load weights."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("tpi-reader")]
 
 

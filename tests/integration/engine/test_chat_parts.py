@@ -1,4 +1,4 @@
-"""What a chat is made of: conversations in files, contexts that become full, commands, lines of a pipe."""
+"""The parts of a chat: conversations in files, contexts that become full, commands, lines of a pipe."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
 
 
 def words(messages: Sequence[Message]) -> list[int]:
-    """A token for each letter, and one for each message."""
+    """Return a token for each letter, and one for each message."""
     return [0] * sum(1 + len(message["content"]) for message in messages)
 
 

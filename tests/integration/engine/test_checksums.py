@@ -30,7 +30,7 @@ STREAMED = Setting(window=1, verify=True)
 
 
 class FlippingDisk(DirectDisk):
-    """A disk that flips a bit in the middle of every read of one file, so many times."""
+    """A disk that flips a bit in the middle of a read of one file, a given number of times."""
 
     def __init__(self, path: Path, times: int) -> None:
         super().__init__(chunk=64 * PAGE, threads=1)
@@ -47,7 +47,7 @@ class FlippingDisk(DirectDisk):
 
 @pytest.fixture
 def copy(tiny_pack: Callable[..., Pack], tmp_path: Path) -> Pack:
-    """A pack that a test may damage."""
+    """Return a copy of a pack, which a test may damage."""
     target = tmp_path / "pack"
     target.mkdir()
     for file in tiny_pack("llama").path.iterdir():

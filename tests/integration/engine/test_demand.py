@@ -1,4 +1,4 @@
-"""Experts that come from disk when they are wanted: the same tokens, within the memory, and figures of it."""
+"""Experts that are read from disk on demand: the same tokens, within the memory limit, and the reported figures."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -67,7 +67,7 @@ def test_experts_that_are_fetched_give_the_same_tokens(
 def test_three_nodes_fetch_a_quarter_of_their_experts(
     family: str, tiny_model: Callable[[str], TinyModel], tiny_pack: Packs, tmp_path: Path
 ) -> None:
-    """Uneven splits; the master's memory holds about a quarter of its experts beside what always stays."""
+    """The splits are uneven. The master's memory holds about a quarter of its experts, and all resident weights."""
     pack = tiny_pack(family)
     with closing(in_process_deployment(pack, [3, 2, 1], tmp_path)) as deployment:
         node = deployment.node
@@ -87,7 +87,7 @@ def test_three_nodes_fetch_a_quarter_of_their_experts(
 def test_the_next_router_predicts_once_a_block_has_its_experts(
     tiny_pack: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of single tokens, for every block of experts but the first; more often right than chance, here 3 of 8."""
+    """The router of the next block predicts the experts of single tokens more often rightly than by chance (3 of 8)."""
     pack = tiny_pack("qwen3moe")
     with single_node(pack, Setting(), cache=tmp_path) as (engine, node):
         memory = node.budget.used - expert_bytes(node) // 3 + STAGING

@@ -1,4 +1,4 @@
-"""A deployment is replaced while requests live: they go on with the same tokens."""
+"""A deployment is replaced while requests run: they continue with the same tokens."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -22,7 +22,7 @@ LENGTH, CUT = 24, 9  # tokens of an answer, and after which the deployment is re
 
 
 def submitted(engine: Engine, said: dict[int, list[int]]) -> list[Request]:
-    """A greedy request for each prompt, whose tokens go to `said` by the number of the prompt."""
+    """Submit a greedy request for each prompt; its tokens go to `said`, by the number of the prompt."""
 
     def request(number: int, prompt: list[int]) -> Request:
         def sink(sampled: Sampled) -> bool:
@@ -66,7 +66,10 @@ def test_requests_outlive_their_deployment(others: list[float], tiny_pack: Calla
 def test_a_session_deals_the_model_anew_while_it_answers(
     tiny_model: Callable[[str], TinyModel], tmp_path: Path
 ) -> None:
-    """With real workers: another epoch, other shares, and the second half of the answer is as it would have been."""
+    """With real workers, the new deployment has another epoch and other shares.
+
+    The answer's second half stays the same.
+    """
     with Session(RunOptions(str(tiny_model("llama").directory), cache=tmp_path, local=2)) as session:
         greedy, limits = Sampler(Sampling(temperature=0)), AnswerLimits(LENGTH, ignore_eos=True)
         expected = answer_in(session, PROMPTS[1], greedy, limits).token_ids

@@ -136,7 +136,7 @@ def test_an_answer_ends_at_a_stop_that_the_model_drafted(
 
 
 class EvenTokens:
-    """A grammar of even tokens; it forces none."""
+    """A grammar that allows only even tokens, and forces none."""
 
     def forced(self) -> list[int]:
         return []

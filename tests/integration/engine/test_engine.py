@@ -1,4 +1,4 @@
-"""The engine against transformers: every family, sharded, in chunks, token by token. In process, so that it is fast."""
+"""The engine against transformers: every family, split over nodes, in chunks, token by token, in one process."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_a_long_step_in_two_lanes_gives_the_same_logits(
 def test_sequences_that_share_two_lanes_do_not_see_each_other(
     tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lanes are cut anywhere: in the middle of a prompt, or between two."""
+    """A step is cut into lanes at any token: in the middle of a prompt, or between two prompts."""
     monkeypatch.setattr(Loopback, "overlaps", True)
     prompts = [LONG[:21], LONG[21:26], LONG[26:90]]
 
@@ -81,7 +81,7 @@ def test_decoding_equals_prefill(tiny_pack: Callable[..., Pack], tmp_path: Path)
 
 
 def test_a_node_alone_runs_a_short_step_in_one_call(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """A prompt shows progress block by block; a token is computed at once, and equals what the prompt would give."""
+    """A prompt reports progress block by block. A single token is computed in one call, with the same result."""
     with in_process_engine(tiny_pack("gemma2"), [1], tmp_path, chunk=64) as engine:
         loop, heard, engine.drafts = engine.deployment.node.loop, list[int](), False
         loop.on_block = lambda: heard.append(loop.progress)

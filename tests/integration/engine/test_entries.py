@@ -1,4 +1,4 @@
-"""Families that differ from others in few settings: any split, any cut of a prompt."""
+"""Families that differ from others in few settings, with any split over nodes and any cut of a prompt."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -41,7 +41,7 @@ def test_any_split_and_chunk_equals_transformers(
 
 
 def answer(engine: Engine, tokens: list[int], count: int) -> tuple[list[int], int | None]:
-    """Greedy tokens after a prompt, and how many of the prompt's tokens were computed before."""
+    """Return greedy tokens after a prompt, and the number of the prompt's tokens that were found in the cache."""
     sequence = engine.admit(tokens, reuse=True)
     made = [sampled.token for sampled in generate(engine, sequence, GREEDY, count)]
     engine.release(sequence)
@@ -86,7 +86,7 @@ def test_a_prompt_reuses_pages_and_survives_a_lost_worker(family: str, tiny_pack
 
 @pytest.mark.parametrize("family", [*ENTRIES, *GEMMA4, *LATENT, *RECURRENT])
 def test_preempted_requests_end_as_if_they_were_alone(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
-    """There are too few pages for both, so one of them is computed again."""
+    """There are too few pages for both requests, so one of them is computed again."""
     prompts = [LONG[:40], LONG[40:80]]
     with in_process_engine(tiny_pack(family), [1, 1], tmp_path, pool=4, chunk=64) as engine:
         engine.drafts = False  # both grow by a token at a time

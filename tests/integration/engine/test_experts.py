@@ -1,4 +1,4 @@
-"""Experts in the engine: streamed, whole on a node, on two devices, with wires that round; and which node chooses."""
+"""Experts in the engine: streamed, whole on one node, on two devices, with rounded sums; and the node that routes."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -64,7 +64,7 @@ def test_experts_that_stream_give_the_same_tokens(
 def test_three_nodes_that_stream_equal_transformers(
     family: str, tiny_model: Callable[[str], TinyModel], tiny_pack: Packs, tmp_path: Path
 ) -> None:
-    """The paper's window streams every block: each node reads its slice of every expert again for each step."""
+    """With the paper's window, each node reads its slice of every expert again in each step."""
     made = in_process_deployment(tiny_pack(family), [3, 2, 1], tmp_path, scheduler="window", window=1)
     with closing(made) as deployment:
         logits = Engine(deployment).logits(TOKENS)
@@ -139,7 +139,7 @@ def test_tiles_of_experts_cover_a_block_and_join_again(tiny_pack: Packs) -> None
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_five_at_once_equal_each_alone(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
-    """Tokens of several sequences choose experts of their own."""
+    """The tokens of several sequences choose different experts."""
     with in_process_engine(tiny_pack(family), [1], tmp_path / "one") as engine:
         alone = [engine.logits([1, *range(start, start + 9)])[-1] for start in range(3, 43, 8)]
     with in_process_engine(tiny_pack(family), [1, 2], tmp_path / "two") as engine:

@@ -1,4 +1,4 @@
-"""A node whose accelerator has some of its experts, as they are wanted: the tokens of the run without it."""
+"""A node whose accelerator loads some of its experts on demand has the tokens of a run without accelerator."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -43,7 +43,7 @@ CASES = [
 
 @contextmanager
 def beside(pack: Pack, cache: Path, device: Device, how: AcceleratorSetup) -> Iterator[Deployment]:
-    """A node with this accelerator; nothing may be left in its memory."""
+    """Yield a node with the accelerator `device`; check at the end that the device's memory is empty."""
     with closing(in_process_deployment(pack, [1], cache, accelerators={0: how}, **SMALL)) as deployment:
         yield deployment
     assert device.memory.used == 0
@@ -58,7 +58,10 @@ def on_the_host(pack: Pack, cache: Path, asked: list[list[int]], shares: tuple[i
 def test_tokens_equal_the_run_without(
     device: str, family: str, dtype: str, link: float, crossover: int | None, tiny_pack: Packs, tmp_path: Path
 ) -> None:
-    """Over slow links the CPU computes what is not there, over fast ones it is fetched; prompts may pass through."""
+    """Over slow links the CPU computes missing experts, over fast links they are fetched.
+
+    Prompts may stream all experts.
+    """
     pack = tiny_pack(family, dtype)
     asked = prompts(pack.config.vocab, 3, seed=5)
     expected = on_the_host(pack, tmp_path / "host", asked)
@@ -82,7 +85,7 @@ def test_tokens_equal_the_run_without(
 
 
 def test_three_nodes_with_different_devices(tiny_pack: Packs, tmp_path: Path) -> None:
-    """An emulated card with experts on demand, a node without one, and one that keeps all of its part."""
+    """An emulated card with experts on demand, a node without card, and a card that holds all of the node's weights."""
     pack, shares = tiny_pack("qwen2moe"), (2, 1, 1)
     asked = prompts(pack.config.vocab, 2, seed=3)
     expected = on_the_host(pack, tmp_path / "host", asked, shares)
@@ -100,7 +103,7 @@ def test_three_nodes_with_different_devices(tiny_pack: Packs, tmp_path: Path) ->
 
 
 class Fragile(Twin):
-    """Its copies fail on request."""
+    """A device whose copies fail on request."""
 
     def __init__(self, kernels: Kernels) -> None:
         super().__init__(kernels, 64 << 20)
@@ -116,14 +119,14 @@ class Fragile(Twin):
 
 
 def answer_until_it_fails(deployment: Deployment, asked: list[list[int]]) -> None:
-    """Ask again and again: on a busy machine, an answer may end before a copy for later tokens begins."""
+    """Ask again until an answer fails: on a busy machine, an answer may end before a copy for later tokens begins."""
     for _ in range(1000):
         answers(deployment, asked, 12)
 
 
 @pytest.mark.parametrize("link", [0.01, 100.0])
 def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(link: float, tiny_pack: Packs, tmp_path: Path) -> None:
-    """Over a fast link a step waits for the copy; over a slow one the copy is for a later token."""
+    """Over a fast link a step waits for the copy. Over a slow link, the copy is for a later token."""
     pack = tiny_pack("olmoe")
     asked = [list(range(3, 9))]
     expected = on_the_host(pack, tmp_path / "host", asked)
@@ -175,7 +178,7 @@ def test_recorded_routing_chooses_first_experts_and_policy(tiny_pack: Packs, tmp
 def test_auto_loads_experts_on_demand_where_that_is_faster(
     pipeline: Pipelining, share: float, demanded: bool, tiny_pack: Packs, tmp_path: Path
 ) -> None:
-    """Not where everything fits there, and not where another way was asked for; never beyond the card's memory."""
+    """Not if all experts fit on the card, and not if another way was requested. The card's memory limit is kept."""
     pack = tiny_pack("qwen2moe")
     asked = prompts(pack.config.vocab, 1, seed=2)
     expected = on_the_host(pack, tmp_path / "host", asked)

@@ -43,7 +43,7 @@ F32 = np.ndarray[Any, np.dtype[np.float32]]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """A random model of a variant: its directory, and what transformers makes of `TOKENS`."""
+    """Return the directory of a random model of a variant, and the logits of transformers for `TOKENS`."""
     import torch
     import transformers
 
@@ -100,7 +100,7 @@ def test_in_any_order_and_alone(name: str, made: Made, tmp_path: Path, monkeypat
 
 
 def test_generation_is_what_a_prompt_of_it_gives(made: Made, tmp_path: Path) -> None:
-    """Token by token, as the model is used, the same as all at once."""
+    """Computing token by token gives the result of computing all tokens at once."""
     pack = Pack.open(made("40b")[0] / "f32")
     with in_process_engine(pack, [1], tmp_path) as engine:
         sequence = engine.admit(TOKENS[:10])

@@ -1,4 +1,4 @@
-"""Models as they are published, what their configurations mean, and variants that are refused by name."""
+"""Models with published configurations, and variants that are refused by name."""
 
 import json
 from collections.abc import Callable
@@ -181,7 +181,7 @@ def test_what_does_not_count_is_named(fields: dict[str, Any], names: list[str]) 
 
 @pytest.fixture(scope="module")
 def longrope(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pack, Any]:
-    """A Phi-3 made for 64 tokens from 24, and the same in transformers."""
+    """Return a Phi-3 whose original context of 24 tokens is stretched to 64, and the same model in transformers."""
     import torch
     import transformers
 

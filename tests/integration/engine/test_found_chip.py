@@ -1,4 +1,4 @@
-"""A graphics chip that `auto` found and that fails: the CPU goes on alone, and one sentence says so."""
+"""A graphics chip that `auto` found and that then fails: the CPU continues alone, and one sentence says so."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -32,7 +32,7 @@ PROMPT = range(3, 20)
 
 
 class Chip(Twin):
-    """Counts how often it was closed."""
+    """A device that counts how often it was closed."""
 
     def __init__(self, kernels: Kernels) -> None:
         super().__init__(kernels, 8 * MIB)
@@ -48,7 +48,7 @@ Found = Callable[..., Chip]
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
-    """Has a chip found by `auto`, one whose kernels fail in these calls, and one that does everything at once."""
+    """Yield a function that makes `auto` find a chip, of whose kernels the named calls fail."""
     with ExitStack() as stack:
 
         def put(*failing: str, **attributes: Any) -> Chip:
@@ -74,7 +74,7 @@ def fail(*arguments: object, **named: object) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is measured to be faster than any host."""
+    """Replace the measurement of the chip, so that it seems faster than any host."""
 
     def measure(device: Device, *sample: object) -> Accelerator:
         return Accelerator(Rates(1e15, 1e18), 8 * MIB, DeviceLink(1e15, 1e15), device.name)
@@ -83,7 +83,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answer(model: Path, cache: Path, devices: DeviceOptions) -> tuple[list[int], bool]:
-    """Greedy tokens, and whether an accelerator had a part in them."""
+    """Return greedy tokens, and whether an accelerator took part in computing them."""
     with Session(RunOptions(str(model), context=64, devices=devices, cache=cache)) as session:
         made = answer_in(session, PROMPT, Sampler(Sampling(temperature=0)), AnswerLimits(4, ignore_eos=True))
         return made.token_ids, session.node.link is not None
@@ -109,7 +109,7 @@ def test_one_that_raises_what_tpi_does_not_know_is_left_out(
     measured: bool, found: Found, tiny_pack: Callable[..., Pack], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
-    """While it is measured, or when its figures were known and the first block is computed."""
+    """It raises during its measurement, or, if its figures are remembered, while it computes the first block."""
     if measured:
         request.getfixturevalue("quick")
     chip, path = found(attention=fail, ffn=fail), tiny_pack("llama").path
@@ -123,7 +123,7 @@ def test_one_that_raises_what_tpi_does_not_know_is_left_out(
 def test_a_chip_that_fails_in_an_answer_is_left_out_of_the_rest(
     found: Found, tiny_pack: Callable[..., Pack], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From some step on, every call of the device fails, as those of a card do after a sticky error."""
+    """From some step on, every call of the device fails, as after a sticky error of a card."""
     path, left = tiny_pack("llama").path, [12]
     kernels = open_host().kernels
 
@@ -203,7 +203,7 @@ def test_one_that_does_not_know_the_model_is_left_out(
 def test_one_that_was_asked_for_is_refused(
     failing: str, family: str, found: Found, tiny_model: Callable[[str], TinyModel], tmp_path: Path
 ) -> None:
-    """By its name, which opens it elsewhere, or by a flag about an accelerator."""
+    """It was requested by its name, or by a flag about an accelerator."""
     chip = found(*([failing] if failing else []), plain_models=True)
     kind: type[TpiError] = KernelError if failing else PlanError
     with pytest.raises(kind, match="install another driver" if failing else "use --device cpu"):

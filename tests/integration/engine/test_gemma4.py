@@ -1,4 +1,4 @@
-"""Layers with heads of another number and size (Gemma 4), in everything a node does with weights and pages."""
+"""Layers whose heads differ in number and size (Gemma 4), in all modes of a node."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -42,7 +42,7 @@ Models = Callable[[str], TinyModel]
 
 
 def answer(engine: Engine, tokens: list[int], count: int) -> tuple[list[int], int | None]:
-    """Greedy tokens after a prompt, and how many of the prompt's tokens were computed before."""
+    """Return greedy tokens after a prompt, and the number of the prompt's tokens that were found in the cache."""
     sequence = engine.admit(tokens, reuse=True)
     made = [sampled.token for sampled in generate(engine, sequence, GREEDY, count)]
     engine.release(sequence)
@@ -98,7 +98,7 @@ def assigned(pack: Pack, rank: int = 1) -> Assign:
 
 
 def test_nodes_hold_the_kv_heads_of_each_kind_of_layer(tiny_pack: Packs) -> None:
-    """Six query heads on three nodes: three KV heads divide evenly, and of two the second node holds both."""
+    """Six query heads are on three nodes. Three KV heads divide evenly; of two KV heads, the second node holds both."""
     pack = tiny_pack("gemma4")
     shards = deal_shards(pack.config, units_of(pack), [1, 1, 1])
     assert [shard.kv for shard in shards] == [Range(0, 1), Range(1, 2), Range(2, 3)]

@@ -41,7 +41,7 @@ def device_called(name: str) -> AbstractContextManager[Device]:
 def hybrid(
     device: Device, format: Format, biased: bool, moving: MigrationSettings, slots: int = 96
 ) -> Iterator[tuple[HybridFfn, np.ndarray, list[NeuronChoice | None]]]:
-    """A block, its bytes, and a list of which the last is what is chosen next."""
+    """A block, its bytes, and a list whose last entry is the next choice of neurons."""
     random = np.random.default_rng(7)
     case = ffn_case(random, format=format, layout="record", hidden=HIDDEN, units=UNITS, activation="relu", bias=biased)
     spec = case.spec

@@ -1,4 +1,4 @@
-"""`--sparsity auto` beside an accelerator: all neurons or the active ones, by what is predicted of both plans."""
+"""`--sparsity auto` with an accelerator: all neurons or only active ones, as the forecasts of both plans decide."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -32,7 +32,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
 
 
 def machine(host: float) -> NodeMachine:
-    """A laptop whose calls and copies begin at once, and whose host is `host` times as fast."""
+    """Return a laptop whose calls and copies begin at once, with a host that is `host` times as fast."""
 
     def begun(card: Accelerator) -> Accelerator:
         return replace(card, rates=replace(card.rates, start=0.0), link=replace(card.link, latency=0.0))

@@ -1,4 +1,4 @@
-"""Another process takes the CPU half way: costs and thresholds follow, tokens stay those of the dense run."""
+"""Another process takes the CPU halfway: costs and thresholds adapt, and tokens stay those of the dense run."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -41,7 +41,7 @@ LARGER = 1600  # times that a neuron is computed, all in one call: calls of some
 
 
 class Enlarged(NativeKernels):
-    """The work of a model that is so many times as large, with the results of this one."""
+    """Kernels whose work counts as that of a model several times as large; results do not change."""
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         tokens = x if isinstance(x, np.ndarray) else x.values()
@@ -51,7 +51,7 @@ class Enlarged(NativeKernels):
 
 @dataclass(frozen=True, eq=False)
 class Graded(Exact):
-    """Scores that grow with the gate's value: neurons just below the threshold have a chance, too."""
+    """Scores that grow with the gate's value, so that neurons just below the threshold may be active, too."""
 
     def scores(self, x: Any, /) -> Any:
         assert self.weights.gate is not None
@@ -64,7 +64,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
 
 
 def generate(engine: Engine) -> Callable[[int], list[int]]:
-    """Goes on with one sequence by so many tokens."""
+    """Continue one sequence by a number of tokens."""
     found: list[int] = []
 
     def take(sampled: Sampled) -> bool:
@@ -84,7 +84,7 @@ def generate(engine: Engine) -> Callable[[int], list[int]]:
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """A node that generates with its neurons on both sides, and what it told of its first layer's thresholds."""
+    """A node that generates with neurons on both sides, and records the thresholds of its first layer."""
 
     more: Callable[[int], list[int]]
     arena: NeuronArena
@@ -93,21 +93,21 @@ class Watched:
 
     @property
     def here(self) -> FittedCost:
-        """What neurons cost on the CPU."""
+        """The cost of neurons on the CPU."""
         return self.arena.meter.costs.cpu
 
     @property
     def seconds(self) -> float:
-        """What 60 neurons cost there by the line that is believed now: about as many as it computes."""
+        """The fitted seconds of 60 neurons on the CPU, which are about as many as it computes."""
         assert self.here.line is not None
         return self.here.line.seconds(60)
 
     def left(self) -> float:
-        """The CPU's threshold of late: the higher it is, the less the CPU is left with."""
+        """Return the CPU's recent threshold; the higher it is, the fewer neurons the CPU computes."""
         return float(np.mean([min(9.0, shares.cpu_threshold) for shares in self.told[-8:]]))
 
     def spans(self) -> set[str]:
-        """Names in the trace, of what is not a transfer."""
+        """Return the names of spans in the trace, except transfers."""
         return {name for kind, name, _, _ in self.trace.rows if kind == "compute"}
 
 
@@ -139,7 +139,7 @@ def watched(
 
 
 def check_error(found: list[int], told: list[NeuronShares], pack: Pack, cache: Path) -> None:
-    """What the thresholds leave out is within the one threshold's error, and tokens are those of the dense run."""
+    """Check that left-out neurons stay within one threshold's error, and that tokens are those of a dense run."""
     assert all(shares.lost <= 1e-9 for shares in told)
     with closing(in_process_deployment(pack, [1], cache, **ROOM)) as deployment:
         engine = Engine(deployment)
@@ -152,7 +152,7 @@ def check_error(found: list[int], told: list[NeuronShares], pack: Pack, cache: P
 def test_costs_and_thresholds_follow_and_tokens_stay(
     pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In emulated time, in which nothing else counts: the CPU is a quarter as fast half way."""
+    """In emulated time, the CPU becomes a quarter as fast halfway."""
     with closing(open_emulated(MACHINE)) as card:
         host = card.emulation.host(open_host())
         with watched(pack, tmp_path / "sparse", card, host, monkeypatch) as node:
@@ -173,7 +173,7 @@ def test_costs_and_thresholds_follow_and_tokens_stay(
 def test_another_process_takes_the_cpu_and_gives_it_back(
     pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In real time: the CPU computes in a thread that other load cannot disturb, but one process above it can."""
+    """In real time, the CPU computes in a thread that only one other process can disturb."""
     kernels = Enlarged()
     threads = kernels.threads()
     with closing(open_emulated(TAKEN)) as card, undisturbed() as core:
@@ -195,5 +195,5 @@ def test_another_process_takes_the_cpu_and_gives_it_back(
 
 
 def _until(node: Watched, adapted: Callable[[], bool]) -> bool:
-    """Whether it adapts within so many tokens, however long they take."""
+    """Return True if the node adapts within a number of tokens."""
     return any(node.more(1) and adapted() for _ in range(PATIENCE))

@@ -44,7 +44,7 @@ def relu_pack(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pack]
 
 
 def at_once() -> NodeMachine:
-    """A laptop whose calls and copies begin at once: else neurons of so small a model never repay an exchange."""
+    """Return a laptop whose calls and copies begin at once; otherwise so small a model would never use both sides."""
 
     def begun(card: Accelerator) -> Accelerator:
         return replace(card, rates=replace(card.rates, start=0.0), link=replace(card.link, latency=0.0))
@@ -140,7 +140,7 @@ def test_an_accelerator_too_small_for_attention_is_refused(relu_pack: Callable[[
 def test_a_group_of_three_of_which_two_have_accelerators(
     sparsity: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Predictors come with the plan, and each node places and schedules its own neurons."""
+    """Predictors come with the plan. Each node places and schedules its own neurons."""
     monkeypatch.setattr(accelerated, "measure_limit", lambda *_: inf)
     pack = write_regular(tmp_path / "pack", SHAPE, NeuronUse(rank=32), "f32")
     predictors, asked = exact_predictors(pack), prompts(pack.config.vocab, 1, seed=4, longest=12)

@@ -1,4 +1,4 @@
-"""Models whose keys and values come from a latent vector, in everything a node does with weights and pages."""
+"""Models whose keys and values come from a latent vector, in all modes of a node."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -171,5 +171,5 @@ def test_a_plan_without_what_its_queries_come_from_is_refused(tiny_pack: Packs) 
 
 
 def with_block(assign: Assign, block: object) -> Assign:
-    """`assign` with another first block."""
+    """Return `assign` with another first block."""
     return replace(assign, blocks=(block, *assign.blocks[1:]))  # type: ignore[arg-type]

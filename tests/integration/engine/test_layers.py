@@ -1,4 +1,4 @@
-"""Layers of one block and of three: packed, split, streamed and answered like layers of two."""
+"""Layers of one block and of three blocks are packed, split, streamed and computed like layers of two."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tpi.pack.reader import Pack
 
 @pytest.fixture
 def uneven(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> Pack:
-    """A first layer of attention and two feed-forward blocks, a second of attention alone."""
+    """Return a pack of two layers: attention and two feed-forward blocks, and attention alone."""
     opened = open_source(tiny_model("llama").directory)
     (attention, ffn), (second, other) = opened.model.layers
     model = replace(opened.model, layers=((attention, ffn, other), (second,)))

@@ -1,4 +1,4 @@
-"""A node that streams: what it reports while it loads, what a failing disk does to a step, and what comes after."""
+"""A node that streams weights: its reports while it loads, and the effect of a failing disk on steps."""
 
 import errno
 import threading
@@ -23,7 +23,7 @@ WINDOW = Setting(window=1)
 
 
 class Disk(DirectDisk):
-    """A disk that can be told to fail."""
+    """A disk that fails on request."""
 
     def __init__(self) -> None:
         super().__init__(chunk=4 * PAGE, threads=2)
@@ -68,7 +68,7 @@ def test_a_failing_disk_fails_the_step_and_the_next_one_works(tiny_pack: Callabl
 def test_a_disk_slower_than_remembered_is_doubted_at_the_end(
     tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remembered: float, odd: bool
 ) -> None:
-    """Bytes per second that nothing reads with; 0 was never measured."""
+    """The remembered bytes per second are unreachable; 0 means that the disk was never measured."""
     doubted = list[object]()
     speed = DiskSpeed(4 * PAGE, 2, remembered)
     monkeypatch.setattr("scheduler.storage.tune._LEAST_RUN", 1)

@@ -1,4 +1,4 @@
-"""The layer for multi-token prediction: it computes what its specification says, and changes nothing but the speed."""
+"""The layer for multi-token prediction computes what its specification says, and changes nothing but the speed."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""A node whose blocks are all computed by an OpenCL device: the answers of the host alone."""
+"""A node whose blocks are all computed by an OpenCL device gives the answers of the host."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def device() -> Iterator[Device]:
 def compared(
     pack: Pack, device: Device, cache: Path, kv: KvDtype | None, prompt: list[int]
 ) -> tuple[list[int], list[int], float]:
-    """Greedy tokens with the device and without it, and how far their logits are apart, relative to the largest."""
+    """Return greedy tokens with and without the device, and the largest relative difference of their logits."""
     with in_process_engine(pack, [1], cache / "alone", kv=kv) as engine:
         expected = engine.logits(prompt)
     options = OffloadOptions("gpu", "gpu", "performance", 1)

@@ -1,4 +1,4 @@
-"""A node whose accelerator holds some of its weights, or none: the same tokens, within its memory, all given back."""
+"""A node whose accelerator holds some or none of its weights: the same tokens, within its memory, all memory freed."""
 
 import errno
 from collections.abc import Callable
@@ -47,7 +47,10 @@ def test_every_placement_answers_as_the_host_does(
     tiny_pack: Callable[..., Pack],
     tmp_path: Path,
 ) -> None:
-    """Weights that stay, stream from memory or from disk; in batches; always on the accelerator, or only if it pays."""
+    """Weights are resident, or streamed from memory or disk, also in batches.
+
+    The accelerator computes always, or if that is faster.
+    """
     pack = tiny_pack("llama")
     asked = prompts(pack.config.vocab, batch, seed=batch)
     expected = on_the_host(pack, tmp_path, asked)
@@ -76,7 +79,7 @@ def test_keys_and_values_of_few_bits_live_there_or_visit(
     tiny_pack: Callable[..., Pack],
     tmp_path: Path,
 ) -> None:
-    """Their pages are no whole number of pages of memory."""
+    """Pages of keys and values are not whole pages of memory in these formats."""
     pack, small = tiny_pack("llama"), SMALL | {"kv": kv_dtype}
     asked = prompts(pack.config.vocab, batch, seed=batch)
     with closing(in_process_deployment(pack, [1], tmp_path / "host", **small)) as deployment:
@@ -97,7 +100,7 @@ def test_keys_and_values_of_few_bits_live_there_or_visit(
 def test_three_nodes_with_devices_answer_as_three_without(
     dtype: str, pipeline: Pipelining, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """An emulated card that streams, a twin that keeps all, and a node without a device."""
+    """An emulated card that streams, a twin that holds all weights, and a node without a device."""
     pack, shares = tiny_pack("llama", dtype), (2, 1, 1)
     asked = prompts(pack.config.vocab, 4, seed=3)
     expected = on_the_host(pack, tmp_path, asked, shares)
@@ -140,7 +143,7 @@ def test_three_nodes_with_given_places_answer_as_three_without(
 
 @pytest.mark.parametrize("family", ["opt", "gemma2", "qwen3"])
 def test_other_families_stream_too(family: str, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """Biases, norms after a block, norms of heads: what belongs to a block and not to its segments."""
+    """Families with biases, and with norms after a block or of heads. These belong to a block, not to its segments."""
     pack = tiny_pack(family)
     asked = prompts(pack.config.vocab, 4, seed=5)
     expected = on_the_host(pack, tmp_path, asked)
@@ -199,7 +202,7 @@ def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(
 def test_the_first_request_after_a_disk_recovered_is_answered(
     pipeline: Pipelining, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """Blocks that failed to load ahead, without a wait for them, are read again."""
+    """Blocks that failed to load ahead, while nothing waited for them, are read again."""
     pack, asked = tiny_pack("llama"), [list(range(3, 30))]
     expected = on_the_host(pack, tmp_path, asked)
     disk, options = FailingDisk(), OffloadOptions("disk", "ram", pipeline, 1)
@@ -217,7 +220,7 @@ def test_the_first_request_after_a_disk_recovered_is_answered(
 
 
 def test_keys_and_values_whose_save_failed_are_not_used_again(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """Their step ended before the failure was seen: no later step may use them."""
+    """Their step ended before the failure was noticed, so no later step may use them."""
     pack, failing = tiny_pack("llama"), [False]
     options = OffloadOptions("gpu", "ram", "performance", 1)
     with (
@@ -234,7 +237,7 @@ def test_keys_and_values_whose_save_failed_are_not_used_again(tiny_pack: Callabl
 
 
 def test_a_segment_below_the_fast_piece_size_is_one_copy(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """Read page by page, a segment that is smaller than such a piece is one copy."""
+    """Even if it is read page by page, a segment smaller than such a piece is copied at once."""
     pack, copied = tiny_pack("llama"), list[int]()
     link = replace(laptop_gpu().link, piece=1 << 26)
     figures = replace(LAPTOP, accelerator=replace(laptop_gpu(), link=link))
@@ -270,7 +273,7 @@ def test_what_fits_nowhere_is_refused_with_what_would_do(
 
 
 class Counting(Twin):
-    """Says how many bytes each of its copies has."""
+    """A device that records the bytes of each copy."""
 
     def __init__(self, kernels: Kernels, limit: int, copied: list[int]) -> None:
         super().__init__(kernels, limit)
@@ -282,7 +285,7 @@ class Counting(Twin):
 
 
 class FailingDisk(DirectDisk):
-    """Fails as long as it is broken."""
+    """A disk that fails while `broken` is set."""
 
     broken = False
 
@@ -293,7 +296,7 @@ class FailingDisk(DirectDisk):
 
 
 class Fragile(Twin):
-    """Its copies fail on request."""
+    """A device whose copies fail on request."""
 
     def __init__(self, kernels: Kernels, limit: int, failing: list[bool]) -> None:
         super().__init__(kernels, limit)
@@ -311,5 +314,5 @@ def on_the_host(pack: Pack, cache: Path, asked: list[list[int]], shares: tuple[i
 
 
 def room(pack: Pack, share: float) -> int:
-    """Bytes for a share of the weights, and for pages and activations beside them."""
+    """Return the bytes for a share of the weights, and for pages and activations."""
     return int(share * weights_bytes(pack)) + BESIDE

@@ -1,4 +1,4 @@
-"""A node that offloads to an OpenCL device, with real queues and events: the tokens of the host alone."""
+"""A node that offloads to an OpenCL device, with real queues and events: the tokens of the host."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -32,7 +32,7 @@ CASES = pairwise(FORMATS, WEIGHTS, KV, PIPELINES, [1, 4, 32], [1, 8], KV_FORMATS
 def test_a_chips_share_of_host_memory_is_within_the_budget(
     weights: Weights, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """PoCL's device, as an integrated chip, has no memory but the host's."""
+    """PoCL's device, as an integrated chip, has no memory except the host's."""
     pack = tiny_pack("llama", "q8")
     with opencl_device() as device:
         assert shares_memory(device)
@@ -50,7 +50,7 @@ def test_a_chips_share_of_host_memory_is_within_the_budget(
 def test_a_ring_is_of_buffers_that_the_driver_gives(
     tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some give a quarter of the card at most in one piece; here it is the largest block."""
+    """Some drivers limit an allocation to a quarter of the card; here the limit is the largest block."""
     pack = tiny_pack("llama", "q8")
     asked = prompts(pack.config.vocab, 2, seed=3)
     small: dict[str, Any] = {"context": 64, "pool": 8}
@@ -80,7 +80,7 @@ def test_every_placement_and_pipeline_answers_as_the_host_does(
     tiny_pack: Callable[..., Pack],
     tmp_path: Path,
 ) -> None:
-    """Weights that stay, stream from memory or from disk; in batches; also with keys and values of few bits."""
+    """Weights are resident, or streamed from memory or disk, also in batches. Some runs quantise keys and values."""
     pack = tiny_pack("llama", dtype)
     share = 1.5 if weights == "gpu" else 0.6
     options = OffloadOptions(weights, kv, pipeline, crossover)

@@ -1,4 +1,4 @@
-"""The planner's word against the emulated machine: of two configurations, which makes tokens faster?"""
+"""The planner's order of configurations, by speed, is the order on the emulated machine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ TELLS = 1.6  # times faster by prediction: less is not clear
 
 @dataclass(frozen=True)
 class Configuration:
-    """What is insisted on, and how many such cards the node has."""
+    """The settings that are forced, and the number of such cards."""
 
     options: OffloadOptions
     cards: int = 1
@@ -44,7 +44,7 @@ CONFIGURATIONS = {
 def test_the_order_of_clearly_different_choices_is_as_planned(
     tiny_model: Callable[[str], TinyModel], tmp_path: Path
 ) -> None:
-    """In the time of the emulated machine, by the thread that computes: how busy the real one is does not count."""
+    """Times are those of the emulated machine, so the load of the real one does not count."""
     model = str(tiny_model("llama").directory)
     said = {name: predicted(model, asked, tmp_path) for name, asked in CONFIGURATIONS.items()}
     took = {name: measured(model, asked, tmp_path) for name, asked in CONFIGURATIONS.items()}
@@ -55,7 +55,7 @@ def test_the_order_of_clearly_different_choices_is_as_planned(
 
 
 def predicted(model: str, asked: Configuration, cache: Path) -> float:
-    """Seconds of a token, as `tpi plan` says."""
+    """Return the seconds of a token that `tpi plan` predicts."""
     machine = emulated_node(*[parse_emulated(CARD)] * asked.cards)
     shape, options = model_shape(model, "f32", cache, 1 << 30), asked.options
     request = request_of(shape.config, PROMPT, STEPS, 1, CONTEXT)
@@ -64,7 +64,7 @@ def predicted(model: str, asked: Configuration, cache: Path) -> float:
 
 
 def measured(model: str, asked: Configuration, cache: Path) -> float:
-    """Seconds of a token, the fastest of a few, as the emulation's clock has them."""
+    """Return the seconds of a token on the emulated clock, the least of a few."""
     devices = DeviceOptions((f"emu:{CARD},stretch=2",) * asked.cards, (), asked.options)
     options = RunOptions(model, dtype="f32", context=CONTEXT, threads=1, devices=devices, cache=cache)
     with Session(options) as session:

@@ -1,4 +1,4 @@
-"""What a run takes of an accelerator's memory: within the limit, as `tpi plan` predicts, and as little as can be."""
+"""The memory of an accelerator in a run: within the limit, as `tpi plan` predicts, and as little as possible."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ SHAPE = LLAMA_1B | {
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pack]:
-    """A model whose blocks are larger than pages of memory, in a format."""
+    """Return a pack in a format, of a model whose blocks are larger than pages of memory."""
     directory = write_huggingface(tmp_path_factory.mktemp("model"), SHAPE)
 
     def get(dtype: str) -> Pack:
@@ -73,7 +73,7 @@ def test_memory_use_is_within_the_limit_and_as_planned(
 
 
 def most_used(device: OpenClDevice, engine: Engine) -> int:
-    """Bytes of the device's memory at most, while it answers: what kernels had at once stays with them."""
+    """Return the most bytes of the device's memory in use while it answers."""
     sequence, most = engine.admit(PROMPT), 0
     engine.submit(Request(sequence, Sampler(Sampling(temperature=0)), 2, lambda _: True))
     while engine.requests:
@@ -84,7 +84,7 @@ def most_used(device: OpenClDevice, engine: Engine) -> int:
 
 
 def planned(pack: Pack, limit: int, options: OffloadOptions) -> int:
-    """What `tpi plan` says of the accelerator's memory."""
+    """Return the accelerator's memory as `tpi plan` predicts it."""
     shape = model_shape(str(pack.path), "auto", pack.path, 1 << 33)
     machine = replace(LAPTOP, accelerator=replace(laptop_gpu(), memory=limit))
     request = request_of(shape.config, None, None, 1, CONTEXT)
@@ -105,7 +105,7 @@ def test_the_size_a_refusal_names_is_the_least_that_works(
     weights: Weights, kv: KvPlace, pipeline: Pipelining, crossover: int | None, most: int,
     packed: Callable[[str], Pack], tmp_path: Path,
 ) -> None:  # fmt: skip
-    """The largest block takes 0.84 MB, a layer's pages 0.13 MB, and what kernels have for few tokens 0.1 MB."""
+    """The largest block takes 0.84 MB, a layer's pages 0.13 MB, and buffers of kernels for few tokens 0.1 MB."""
     pack, options = packed("q8"), OffloadOptions(weights, kv, pipeline, crossover)
     asked = [PROMPT[:20]]
     with closing(in_process_deployment(pack, [1], tmp_path / "host", context=CONTEXT, pool=8)) as deployment:
@@ -125,7 +125,7 @@ def test_the_size_a_refusal_names_is_the_least_that_works(
 
 @contextmanager
 def run(pack: Pack, cache: Path, room: int, options: OffloadOptions) -> Iterator[Deployment]:
-    """A node beside an emulated accelerator with so many bytes."""
+    """Run a node with an emulated accelerator that has a number of bytes."""
     with (
         closing(open_device(f"emu:{room}B")) as device,
         offloaded(pack, cache / str(room), {0: device}, options, context=CONTEXT, pool=8, chunk=64) as deployment,

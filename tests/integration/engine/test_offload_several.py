@@ -1,4 +1,4 @@
-"""A node with several accelerators: the tokens of the host alone, each within its memory, every link in use."""
+"""A node with several accelerators: the tokens of the host, each device within its memory, every link in use."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -36,7 +36,7 @@ def test_two_cards_of_different_sizes_answer_as_the_host_does(
     tiny_pack: Callable[..., Pack],
     tmp_path: Path,
 ) -> None:
-    """Neither takes more than it may, and each what was predicted."""
+    """Each card takes at most its limit, and as much as predicted."""
     pack = tiny_pack("llama")
     asked = prompts(pack.config.vocab, batch, seed=batch)
     options = OffloadOptions(weights, kv, pipeline, crossover)
@@ -56,7 +56,7 @@ def test_two_cards_of_different_sizes_answer_as_the_host_does(
 def test_what_streams_comes_over_both_links(
     dtype: str, tier: Weights, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """From a disk it is read in the order of use, whichever card it goes to."""
+    """Weights on disk are read in the order of use, whichever card they go to."""
     pack = tiny_pack("llama", dtype)
     asked = prompts(pack.config.vocab, 4, seed=7)
     options = OffloadOptions(tier, "ram", "performance", 1)
@@ -103,7 +103,7 @@ def test_too_much_for_all_cards_is_refused_with_a_working_size(tiny_pack: Callab
 def test_two_opencl_devices_answer_as_the_host_does(
     weights: Weights, kv: KvPlace, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """Real queues and events, on one chip that is opened twice."""
+    """Real queues and events; one chip is opened twice."""
     pack = tiny_pack("llama")
     asked = prompts(pack.config.vocab, 2, seed=2, longest=20)
     sizes = [int(share * weights_bytes(pack)) + BESIDE for share in ((0.9, 0.7) if weights == "gpu" else (0.3, 0.3))]
@@ -119,7 +119,7 @@ def test_two_opencl_devices_answer_as_the_host_does(
 
 @contextmanager
 def cards(pack: Pack, *shares: float, beside: int = BESIDE) -> Iterator[list[Device]]:
-    """Emulated accelerators of one node, each with room for a share of the weights and so many bytes beside them."""
+    """Return emulated accelerators of one node, each with room for a share of the weights and some more bytes."""
     sizes = [int(share * weights_bytes(pack)) + beside for share in shares]
     with ExitStack() as stack:
         found = open_devices([("emu:1GiB", size) for size in sizes])

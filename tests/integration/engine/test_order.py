@@ -1,4 +1,4 @@
-"""A step's order as data: whatever order keeps each micro-batch's own, the tokens are the same."""
+"""The order of a step's tasks: if each micro-batch keeps its own order, the tokens are the same."""
 
 from collections.abc import Callable, Iterator
 from itertools import groupby
@@ -17,7 +17,7 @@ from worker.node.order import COMPUTE, Order, Phase, Task, block_by_block, visit
 
 
 def two_blocks_behind(blocks: int, micro_batches: int) -> Iterator[Task]:
-    """A pipeline: micro-batch m is m blocks behind the first."""
+    """Return a pipeline in which micro-batch m is m blocks behind the first."""
     for diagonal in range(blocks + micro_batches - 1):
         for micro_batch in range(micro_batches):
             if 0 <= diagonal - micro_batch < blocks:
@@ -71,7 +71,7 @@ def test_tokens_do_not_depend_on_the_order(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A prompt in two micro-batches, whose sums overlap: bit for bit what the plain order gives."""
+    """A prompt in two micro-batches, whose sums overlap, gives the bits of the plain order."""
     monkeypatch.setattr(Loopback, "overlaps", True)
     pack = tiny_pack(family)
     with in_process_engine(pack, shares, tmp_path, chunk=128) as engine:

@@ -1,4 +1,4 @@
-"""Models with recurrent layers in the engine: any split, any cut of a prompt, and states that are found again."""
+"""Models with recurrent layers in the engine: any split, any cut of a prompt, and cached states."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -30,7 +30,7 @@ GREEDY = Sampler(Sampling(temperature=0))
 
 
 def answer(engine: Engine, tokens: list[int], count: int) -> tuple[list[int], Sequence]:
-    """Greedy tokens after a prompt that may reuse what was computed before; the sequence is given back."""
+    """Return greedy tokens after a prompt that may reuse cached states; release the sequence."""
     sequence = engine.admit(tokens, reuse=True)
     made = [sampled.token for sampled in generate(engine, sequence, GREEDY, count)]
     engine.release(sequence)
@@ -118,7 +118,7 @@ def test_a_new_deployment_computes_the_states_again(family: str, tiny_pack: Pack
 def test_three_nodes_that_stream_equal_transformers(
     family: str, tiny_model: Callable[[str], TinyModel], tiny_pack: Packs, tmp_path: Path
 ) -> None:
-    """The paper's window streams every block: the weights of a block are read again for each step."""
+    """With the paper's window, the weights of every block are read again in each step."""
     made = in_process_deployment(tiny_pack(family), [3, 2, 1], tmp_path, scheduler="window", window=1)
     with closing(made) as deployment:
         logits = Engine(deployment).logits(TOKENS)
@@ -127,7 +127,7 @@ def test_three_nodes_that_stream_equal_transformers(
 
 @SEVERAL
 def test_a_worker_with_a_card_takes_its_part(family: str, tiny_pack: Packs) -> None:
-    """Its card is left out, so the master must not refuse the plan for it."""
+    """The card of this worker is not used, so the master must not refuse the plan because of it."""
     pack, peers = tiny_pack(family), [PeerAddress(rank, f"node {rank}", "here:1") for rank in range(2)]
     options = NodeOptions(128, 16, "f32", 16, memory=1 << 30)
     assigned = assignments(pack, one_stage(pack, [1, 1]), peers, options, 1, 1)

@@ -37,7 +37,7 @@ def _always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unchanged(engine: Engine, streams: int, right: float, monkeypatch: pytest.MonkeyPatch) -> list[list[Told]]:
-    """Check that drafts of which the share `right` is right change no answer; return the answers."""
+    """Check that drafts, of which the share `right` is right, change no answer; return the answers."""
     engine.drafts = False
     expected = answers(engine, samplers(streams))
     monkeypatch.setattr(speculation, "look_up", Oracle(expected, right))
@@ -74,7 +74,7 @@ def test_drafts_change_no_answer(
 def test_drafts_in_several_stages_are_rows_of_one_step(
     family: str, right: float, tiny_pack: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even where drafts as steps of their own would be faster."""
+    """Even if drafts as steps of their own would be faster."""
     monkeypatch.setattr(Pace, "runs_ahead", lambda *_: True)
     with closing(in_process_deployment(tiny_pack(family), [1, 1], tmp_path, stages="2")) as deployment:
         unchanged(Engine(deployment), 1, right, monkeypatch)
@@ -104,7 +104,7 @@ def _told(engine: Engine, prompt: list[int], count: int, after: Callable[[int], 
 
 
 class Copied:
-    """A drafter of the tokens of a known text, one in three of which is made wrong."""
+    """A drafter of the tokens of a known text, of which it changes one in three."""
 
     def __init__(self, text: list[int]) -> None:
         self._text = text
@@ -118,7 +118,7 @@ class Copied:
 def test_a_prefix_is_found_as_without_drafts(
     family: str, tiny_pack: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer passes the ends of two pages in the middle of drafts."""
+    """The answer crosses the ends of two pages while drafts are in a step."""
     found = list[tuple[list[int], int | None]]()
     for drafts in (False, True):
         with in_process_engine(tiny_pack(family), [1], tmp_path, pool=100, chunk=64) as engine:
@@ -137,7 +137,7 @@ def test_a_prefix_is_found_as_without_drafts(
 def test_a_new_deployment_goes_on_in_the_middle_of_drafts(
     family: str, tiny_pack: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after the loss of a worker."""
+    """As after the loss of a worker, a new deployment takes over."""
     pack = tiny_pack(family)
     with in_process_engine(pack, [1, 2], tmp_path) as engine, in_process_engine(pack, [1], tmp_path) as other:
         engine.drafts = False

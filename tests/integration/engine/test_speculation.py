@@ -119,7 +119,7 @@ def test_withdrawn_and_preempted_requests_leave_no_drafts_in_flight(
 def test_a_drafted_token_that_ends_the_answer_counts_as_right(
     ahead: bool, deep: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In either form, the right tokens are those drafted ones that were drawn, and all counters agree."""
+    """In both forms of drafting, right tokens are drafted ones that were drawn, and all counters agree."""
     monkeypatch.setattr(Pace, "runs_ahead", lambda *_: ahead)
     monkeypatch.setattr(Pace, "most_ahead", lambda pace, most: most)
     drafted, start = dict[int, int](), Batcher.start

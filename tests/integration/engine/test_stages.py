@@ -45,7 +45,7 @@ def logits(pack: Pack, shares: list[float], cache: Path, stages: str, chunk: int
 
 
 class Answers:
-    """Requests of mixed lengths at once, some with a common beginning, and the tokens that were drawn for them."""
+    """Requests of mixed lengths at once, some with a common prefix, and the tokens that were drawn for them."""
 
     def __init__(self, engine: Engine) -> None:
         rng = np.random.default_rng(3)
@@ -72,14 +72,14 @@ class Answers:
                 self.engine.release(self.left.pop(number).sequence)
 
     def cancel(self, number: int) -> None:
-        """Withdraw a request, as when its client goes away."""
+        """Cancel a request, as when its client leaves."""
         request = self.left.pop(number)
         self.engine.withdraw(request)
         self.engine.release(request.sequence)
 
 
 def answers(pack: Pack, shares: list[float], cache: Path, stages: str, pool: int, window: int = 0) -> list[list[int]]:
-    """Return what `Answers` draws; with a `window` every node streams all but so many blocks."""
+    """Return what `Answers` draws. With a `window`, every node streams all blocks but a number of resident ones."""
     scheduler = "window" if window else "resident"
     made = in_process_deployment(pack, shares, cache, 16, stages=stages, pool=pool, window=window, scheduler=scheduler)
     with closing(made) as deployment:
@@ -129,7 +129,7 @@ def test_stages_of_one_node_each_have_the_bits_of_one_node(
 
 
 def drawn_layout(rng: random.Random) -> tuple[list[float], str]:
-    """One to six nodes with shares, and their layout in one to four stages, or in a ring of several turns."""
+    """Return one to six nodes with shares, and their layout in one to four stages or in a ring."""
     if rng.random() < 0.25:
         nodes = rng.randint(2, 3)
         turns = [rank for _ in range(rng.randint(2, LAYERS // nodes)) for rank in range(nodes)]

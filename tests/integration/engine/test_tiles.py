@@ -1,4 +1,4 @@
-"""Feed-forward blocks in tiles: the same tokens as whole ones, verdicts per block."""
+"""Feed-forward blocks in tiles: the tokens of whole blocks, and the steady-state analysis per block."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -29,7 +29,7 @@ PROMPT = [5, 6, 7, 8]
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of tiny models too."""
+    """Make tiles small enough to divide tiny models, too."""
     monkeypatch.setattr(segments, "tile_size", lambda smallest: 1)
 
 
@@ -138,7 +138,10 @@ def test_costs_of_tiles_add_up(counts: list[int], data: st.DataObject) -> None:
 
 
 def test_a_partly_resident_half_loads_as_fast_as_its_other_tiles() -> None:
-    """Two layers of one attention block and two FFN tiles, of which the first stays: its one load says nothing."""
+    """Two layers have attention and two FFN tiles.
+
+    The first tile stays resident, so its one load is not representative.
+    """
     placement = place_window([4096] * 6, 1)
     costs = Costs([1.0] * 6, [0.0, 0.0, 2.0] * 2, [3.0, 50.0, 3.0] * 2)
     merged, streamed = whole(costs, {0, 2, 3, 5}, [1, 2, 1, 2], [4096] * 6)

@@ -1,4 +1,4 @@
-"""The trained mixture of experts: its routing through the engine is transformers', foretold, and kept by policy."""
+"""The trained mixture of experts: its routing is that of transformers, predicted, and cached by policy."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -44,7 +44,7 @@ def pack(directory: Path) -> Pack:
 
 @pytest.fixture(scope="module")
 def pieces(directory: Path) -> I32:
-    """`[pieces, LENGTH]` of text that it was not trained on."""
+    """Return pieces of text that the model was not trained on, `[pieces, LENGTH]`."""
     from tokenizers import Tokenizer
 
     return cut_sequences(Tokenizer.from_file(str(directory / "tokenizer.json")).encode(UNSEEN.read_text()).ids, LENGTH)
@@ -63,7 +63,7 @@ def expert_bytes(node: Node) -> int:
 
 
 def test_tokens_and_experts_equal_transformers(directory: Path, pack: Pack, pieces: I32, tmp_path: Path) -> None:
-    """On one node and on three, uneven; and with a quarter of the experts in the memory of each."""
+    """On one node, on three uneven nodes, and with memory for a quarter of the experts of each."""
     import torch
     import transformers
 
@@ -103,7 +103,7 @@ def test_a_policy_finds_more_than_lru_in_recorded_routing(pack: Pack, pieces: I3
 
 
 def test_a_short_record_gives_no_worse_policy_than_none(pack: Pack, pieces: I32) -> None:
-    """Records from all over the text, over a third of it; nor less than what is taken where nothing is clear."""
+    """Policies chosen from short records are better than the default, and about as good as the robust one."""
     experts = record_routing(pack, pieces, open_kernels(), silent).experts
     layers = range(experts.shape[1])
     keys = [(layer, expert) for layer in layers for expert in range(16)]
@@ -125,7 +125,7 @@ def test_a_short_record_gives_no_worse_policy_than_none(pack: Pack, pieces: I32)
 def test_the_next_router_foretells_what_is_wanted(
     pack: Pack, pieces: I32, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Single tokens of held-out text through the engine: as often right as the kept facts say, three times in four."""
+    """Single tokens of held-out text are predicted as often as the stored facts say: three times in four."""
     with closing(in_process_deployment(pack, [1.0], tmp_path)) as deployment:
         memory = deployment.node.budget.used - expert_bytes(deployment.node) // 3 + STAGING
     made = in_process_deployment(

@@ -1,4 +1,4 @@
-"""A worker announces itself where it is now: its machine may get other addresses, and networks may fail for a while."""
+"""A worker announces its present addresses: they may change, and networks may fail for a while."""
 
 import logging
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ KEY = b"\1" * 32
 
 
 class Machine:
-    """Has these addresses now."""
+    """A machine whose present addresses a test sets."""
 
     def __init__(self, *hosts: str) -> None:
         self.hosts: Sequence[str] = hosts
@@ -40,7 +40,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """The addresses of each announcement, in place of the network; empty ones fail."""
+    """Record the addresses of each announcement instead of sending it; empty ones fail."""
     said = list[tuple[str, ...]]()
 
     def register(self: Announcer, one: Announcement) -> None:
@@ -53,7 +53,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 
 def test_a_new_address_is_announced(tmp_path: Path, machine: Machine) -> None:
-    """By mDNS, on this machine."""
+    """The announcement goes by mDNS over this machine's loopback."""
     here, there = tmp_path / "here", tmp_path / "there"
     pair_folders(here, there)
 

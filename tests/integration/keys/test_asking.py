@@ -124,7 +124,7 @@ def test_a_worker_that_listens_at_any_address_takes_its_port(tmp_path: Path, hos
 
 
 def test_a_clock_that_nothing_minds_is_no_trouble() -> None:
-    """It is shown, and the exit code is of what is in the way."""
+    """The clock's error is shown, but the exit code counts only what prevents a run."""
 
     def answer(worker: Hostile, message: object) -> list[object]:
         if not isinstance(message, Inquiry):
@@ -141,7 +141,7 @@ def test_a_clock_that_nothing_minds_is_no_trouble() -> None:
 
 
 def test_what_a_worker_says_reaches_no_terminal_as_a_command(tmp_path: Path) -> None:
-    """Not its name or its card's, nor ports that it was not asked to try."""
+    """Neither the worker's name, nor its card's, nor ports that it was not asked to try."""
     clear = "\x1b[2J"
     card = Card(f"card {clear}", 1 << 30, "auto", "auto", "auto", 0)
 
@@ -229,7 +229,7 @@ def test_an_unpaired_machine_asks_no_worker(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_machine_behind_a_firewall_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is announced but cannot be reached: doctor reports it, and a run says so."""
+    """The machine is announced but cannot be reached. Doctor reports it, and a run says so."""
     here, there = tmp_path / "here", tmp_path / "laptop"
     pair_folders(here, there)
     found = [Announcement("laptop", load_identity(there).public, 9, ("127.0.0.1",))]
@@ -290,7 +290,7 @@ def test_ps_doctor_and_plan_ask_with_keys_or_without(no_keys: bool, monkeypatch:
 
 
 def planned(**given: object) -> dict[str, Any]:
-    """Flags of tpi plan."""
+    """Return flags of tpi plan."""
     none = dict.fromkeys(("devices", "topology", "workers", "link", "machine", "device", "gpu_memory"))
     return (
         none
@@ -311,7 +311,7 @@ def test_without_keys_no_worker_is_sought(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_slow_link_is_measured_by_the_part_that_came(tmp_path: Path) -> None:
-    """A quarter of the echoes comes; an estimate says more of such a link than nothing."""
+    """A quarter of the echoes arrives in time; an estimate from these is better than none."""
     echoed = list[Echo]()
 
     def echo(worker: Hostile, message: object) -> list[object]:

@@ -1,4 +1,4 @@
-"""Workers that are found, not named: unusable ones are left out by name; their last addresses; their names."""
+"""Workers that are found by announcements: unusable ones are left out by name; last addresses; names."""
 
 import errno
 from contextlib import closing, suppress
@@ -33,7 +33,7 @@ def port_of(address: str) -> int:
 
 
 def announce(monkeypatch: pytest.MonkeyPatch, *found: Announcement) -> None:
-    """Have mDNS find these workers."""
+    """Make mDNS find these workers."""
     monkeypatch.setattr(discovery, "find_workers", lambda policy: list(found))
 
 
@@ -61,7 +61,7 @@ def test_workers_of_another_master_are_left_out(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_worker_that_refuses_late_is_left_out(tmp_path: Path) -> None:
-    """It was free a moment ago, when it was asked."""
+    """The worker was free when it was asked, a moment before."""
     gone: list[NodeError] = []
     with fake_workers([tmp_path / "a", tmp_path / "b"]) as (processes, (busy, free)), Cluster.connect([busy]):
         processes[1].kill()
@@ -128,7 +128,7 @@ def test_a_worker_that_revokes_this_machine_says_so(tmp_path: Path) -> None:
 
 
 def revoked(cluster: Cluster, worker: Path) -> TpiError | None:
-    """Have the worker revoke its master, which goes on talking; return what the master says of that."""
+    """Make the worker revoke its master, which goes on sending; return the master's messages about it."""
     KeyRing(worker).revoke("there")
     (one,) = cluster.workers
 
@@ -151,7 +151,7 @@ def test_a_plan_leaves_out_workers_of_another_master(tmp_path: Path, capfd: pyte
 
 
 def test_only_the_owner_of_a_key_is_called_at_its_address(tmp_path: Path) -> None:
-    """Each trusted key takes a line of its own, and any machine can announce addresses."""
+    """Each trusted key needs a line of its own, because any machine can announce addresses."""
     folders = [tmp_path / name for name in ("here", "b", "c", "d")]
     pair_folders(*folders)
     wanted = load_identity(folders[1]).public

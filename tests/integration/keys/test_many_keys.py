@@ -1,4 +1,4 @@
-"""A machine that trusts many others calls them all, a few lines at a time, until one key is that of the answerer."""
+"""A machine that trusts many others tries their keys, a few connections at a time, until one key is the right one."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -18,7 +18,7 @@ MANY = 70  # more than twice as many as there are lines at once
 
 
 def trust_many(folder: Path) -> None:
-    """Have a machine trust many that it was paired with since."""
+    """Make a machine trust many others, which were paired later."""
     for number in range(MANY):
         KeyRing(folder).pair(PairedKey(f"other {number}", z85.decode(zmq.curve_keypair()[0])))
 

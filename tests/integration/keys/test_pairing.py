@@ -24,7 +24,7 @@ from tpi.keys.ring import KeyRing, PairedKey
 
 
 class Host:
-    """A machine that waits for another one, in a thread; `codes` are those that it showed."""
+    """A machine that waits for another one in a thread; `codes` are the codes that it showed."""
 
     def __init__(self, folder: Path, wait_s: float = 30) -> None:
         self.codes: list[str] = []
@@ -141,7 +141,7 @@ def test_without_a_route_the_address_is_shown_and_no_name(monkeypatch: pytest.Mo
 def test_a_dripping_client_delays_no_other(
     tmp_path: Path, pairs: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each byte comes in time, and all of them would take for ever."""
+    """Each byte comes in time, but a whole message would take for ever."""
     now = [0.0]
     monkeypatch.setattr(exchange, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
@@ -221,7 +221,7 @@ def test_no_worker_comes(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this system has no IPv6")
 def test_a_wildcard_of_ipv6_takes_ipv4_too() -> None:
-    """The address that is shown for it may be one of IPv4."""
+    """The address that is shown may be an IPv4 address."""
     with listen("[::]", 0) as listener:
         socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5).close()
 
@@ -232,7 +232,7 @@ def test_codes_are_drawn_anew() -> None:
 
 
 def test_silent_connections_delay_no_pairing(tmp_path: Path) -> None:
-    """One that stops after a byte keeps them for a short while."""
+    """A connection that stops after one byte is closed after a short time."""
     here, there = tmp_path / "here", tmp_path / "there"
     with waiting(here) as host, ExitStack() as stack:
         code = host.code()

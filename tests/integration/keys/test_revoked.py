@@ -1,4 +1,4 @@
-"""A revoked key is out within a second, connections that stand included; guests come and go with their plan."""
+"""A revoked key is refused within a second, even on existing connections; the keys of a plan's peers end with it."""
 
 import time
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ ELSEWHERE = "127.0.0.9"  # the address of a caller that stands for another machi
 
 
 def test_a_key_revoked_while_connected_is_ignored(tmp_path: Path) -> None:
-    """In a second: the connection that stood is ended, what came over it is dropped, and there is no other."""
+    """Within a second the connection is closed, its messages are dropped, and no new connection is accepted."""
     here, there = tmp_path / "here", tmp_path / "there"
 
     def once(number: int) -> dict[str, float]:
@@ -88,7 +88,7 @@ def test_a_worker_that_is_revoked_is_not_used_any_more(tmp_path: Path) -> None:
 
 @contextmanager
 def worker_behind(folder: Path, cache: Path) -> Iterator[str]:
-    """A worker process that has the keys in `folder`, on three ports in a row; its address."""
+    """Run a worker process with the keys in `folder`, on three ports in a row; yield its address."""
     laptop = Laptop("a", cache, ("--keys", str(folder)), command=FAKE_WORKER)
     try:
         laptop.start()
@@ -98,7 +98,7 @@ def worker_behind(folder: Path, cache: Path) -> Iterator[str]:
 
 
 class Caller:
-    """A silent connection with the keys of a folder to one plane of the worker at an address."""
+    """A silent connection, with the keys of a folder, to one plane of the worker at an address."""
 
     def __init__(self, folder: Path, worker: Path, address: str, plane: Plane, source: str = "") -> None:
         self.net = Net(policy=locked(folder))
@@ -110,7 +110,7 @@ class Caller:
         until(lambda: self.heard() == [True])
 
     def heard(self) -> list[bool]:
-        """Connections made and lost until now."""
+        """Return, for each change so far, True for a connection made and False for a connection lost."""
         self.changes.extend(self.monitor.changes())
         return self.changes
 
@@ -120,7 +120,7 @@ class Caller:
 
 
 def connected_to(address: str, plane: Plane) -> bool:
-    """Whether a connection of this process to a worker's plane stands."""
+    """Return True if this process has a connection to a worker's plane."""
     port = split_address(address)[1] + PLANES.index(plane)
     established = (one for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED)
     return any(one.raddr.port == port for one in established if one.raddr)
@@ -146,7 +146,7 @@ def test_a_revoked_key_loses_silent_connections_too(tmp_path: Path, plane: Plane
 
 @pytest.mark.parametrize("plane", PLANES, ids=lambda plane: plane.name)
 def test_allowed_keys_stay_or_come_back(tmp_path: Path, plane: Plane) -> None:
-    """From another address it notices nothing; from the address of the revoked machine it connects again."""
+    """A peer at another address notices nothing. A peer at the address of the revoked machine connects again."""
     here, there, third = tmp_path / "here", tmp_path / "there", tmp_path / "third"
     pair_folders(here, there, third)
     with ExitStack() as stack:
@@ -178,7 +178,7 @@ def test_a_run_goes_on_while_another_key_is_revoked(tmp_path: Path) -> None:
 
 
 def test_a_revoked_worker_is_not_heard_by_an_idle_master(tmp_path: Path) -> None:
-    """On every plane: that of sums is another thread's, which looks at nothing until there is the next request."""
+    """On every plane, also on the collective plane, whose thread does nothing until the next request."""
     here, there, model = tmp_path / "here", tmp_path / "there", MadeUpModel()
 
     def once(number: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A machine that is not paired gets nothing through: no message, no memory, and no run is slowed."""
+"""A machine that is not paired has no effect: no message arrives, no memory grows, and no run slows down."""
 
 import os
 import socket
@@ -29,7 +29,7 @@ GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") 
 
 
 def says(policy: KeyPolicy, port: int, key: bytes, plane: Plane = CONTROL, seconds: float = PATIENCE_S) -> Net:
-    """A message on its way to `port`, from the owner of `policy`."""
+    """Send a message to `port` with the keys of `policy`; return the sender, which the caller closes."""
     net = Net(policy=policy)
     dealer = net.connect(plane, "127.0.0.1", port, b"me", key)
     dealer.setsockopt(zmq.SNDTIMEO, int(seconds * 1000))
@@ -68,7 +68,7 @@ def test_an_unpaired_peer_and_a_wrong_key_reach_nothing(tmp_path: Path, plane: P
 def test_keys_that_cannot_be_looked_up_end_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No key is admitted meanwhile; that is said once, and later keys are admitted as before."""
+    """Meanwhile no key is admitted. A message says so once, and later keys are admitted again."""
     here, there = tmp_path / "here", tmp_path / "there"
     pair_folders(here, there)
     key, policy = load_identity(here).public, locked(here)
@@ -152,7 +152,7 @@ def test_a_thousand_strangers_take_little_memory_and_stop_no_run(tmp_path: Path)
 
 
 def test_a_master_on_the_workers_machine_has_its_key(tmp_path: Path) -> None:
-    """A worker that listens beyond the machine asks each caller for a key; its own is readable by its owner."""
+    """A worker that listens to other machines needs a key of each caller. Its owner can read the worker's own key."""
     with (
         fake_worker(tmp_path / "a", "--keys", str(tmp_path / "keys")) as (_, address),
         Cluster.connect([address], Net(policy=KeyPolicy(tmp_path / "keys"))) as cluster,

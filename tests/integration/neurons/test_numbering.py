@@ -1,4 +1,4 @@
-"""What a profile leaves: a pack with renumbered neurons, hot first on each node and used by runs."""
+"""The pack that a profile makes: renumbered neurons, hot neurons first on each node, used by runs."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -51,7 +51,7 @@ def tokens() -> I32:
 
 @pytest.fixture(scope="module")
 def whole(tokens: I32, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trained model with predictors that are always right, and its profile."""
+    """Return the trained model with predictors that are always right, and its profile."""
     made = relu_packs(tmp_path_factory.mktemp("trained"))("q8")
     save_predictors(made.path / NAME, list(exact_predictors(made).values()))
     profile_model(made, tokens, open_kernels(), silent)
@@ -127,7 +127,7 @@ def test_a_run_uses_it_where_neurons_are_chosen(pack: Pack, tokens: I32, tmp_pat
 def test_it_is_left_alone_where_it_is_for_other_nodes(
     pack: Pack, tokens: I32, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two nodes would find all hot neurons on the first; nodes with other shares may be near enough."""
+    """With two nodes, all hot neurons would be on the first. Nodes with slightly different shares may use the pack."""
     profiled(pack, tokens, [1], tmp_path)
     assert numbered_for("static", pack, [1, 1], tmp_path).path == pack.path
     assert "no other was made for these nodes; tpi profile with --split 1,1 makes one" in capsys.readouterr().err
@@ -151,7 +151,7 @@ def test_fewer_reads_fetch_what_is_wanted(
 
 
 def read(pack: Pack, cache: Path, tokens: I32) -> RecordStats:
-    """What an answer reads, in a memory that does not hold all neurons."""
+    """Return the counts of reads for an answer, with memory for only some of the neurons."""
     predictors = load_predictors(pack.path / NAME)
     made = in_process_deployment(
         pack, [1.0], cache / pack.path.name, predictors=predictors, sparsity="static", memory=TIGHT,
@@ -187,7 +187,7 @@ def test_a_stopped_run_leaves_nothing_half_made(
     pack: Pack, tokens: I32, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stopped(BaseException):
-        """As a kill would."""
+        """Stops the command as a kill would."""
 
     def stop(*_: object) -> None:
         raise Stopped

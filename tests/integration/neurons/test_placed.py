@@ -1,4 +1,4 @@
-"""Where predictors lie: on the accelerator or in the host's memory, as the integer program places them."""
+"""The place of predictors: on the accelerator or in the host's memory, as the integer program decides."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -34,7 +34,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
 
 
 def looking_ahead(pack: Pack) -> dict[int, Predictor]:
-    """All neurons, a layer before."""
+    """Return predictors that name all neurons, one layer ahead."""
     return all_predictors(pack, 1)
 
 
@@ -51,12 +51,12 @@ def expected(pack: Pack, asked: list[list[int]], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(autouse=True)
 def _believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many are active, they are computed by their list."""
+    """Make the node compute neurons by their list, however many are active."""
     monkeypatch.setattr(accelerated, "measure_limit", lambda *_: inf)
 
 
 def at_once() -> NodeMachine:
-    """A laptop whose calls and copies begin at once: else neurons of so small a model never repay an exchange."""
+    """Return a laptop whose calls and copies begin at once; otherwise so small a model would never use both sides."""
 
     def begun(card: Accelerator) -> Accelerator:
         return replace(card, rates=replace(card.rates, start=0.0), link=replace(card.link, latency=0.0))
@@ -85,7 +85,7 @@ def arenas(deployment: Deployment) -> NeuronArenas:
 
 
 def planned(deployment: Deployment, pack: Pack, predictors: dict[int, Predictor]) -> int:
-    """Bytes that the plan says of the accelerator's memory."""
+    """Return the bytes of the accelerator's memory that the plan predicts."""
     plan, offload = arenas(deployment), deployment.node.offload
     assert offload is not None
     kept = sum(placed_bytes(predictors[layer]) for layer in plan.predictors_on_accelerator)
@@ -99,7 +99,7 @@ def planned(deployment: Deployment, pack: Pack, predictors: dict[int, Predictor]
 
 
 def needed(pack: Pack, cache: Path, predictors: dict[int, Predictor]) -> tuple[int, int]:
-    """Bytes of an accelerator's memory beside neurons and predictors, and of those."""
+    """Return the bytes of an accelerator's memory without neurons and predictors, and of these."""
     with deployed(pack, cache, predictors, at_once(), LARGE, "static") as (deployment, _, _):
         plan = arenas(deployment)
         assert len(plan.predictors_on_accelerator) == pack.config.layers

@@ -1,4 +1,4 @@
-"""A file as PowerInfer writes it, computed with the predictors that are in it."""
+"""A file as PowerInfer writes it, computed with the predictors in it."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -39,7 +39,7 @@ def model() -> TinyModel:
 
 
 def right(model: TinyModel, layer: int) -> tuple[F32, F32]:
-    """A predictor that is right: hidden states before the norm tell a gate's sign, for RMS norm keeps signs."""
+    """Return a predictor that is always right: RMS norm keeps signs, so hidden states tell the sign of a gate."""
     block = model.reference.model.layers[layer]
     gate = block.mlp.gate_proj.weight.detach().numpy() * block.post_attention_layernorm.weight.detach().numpy()
     one = np.eye(gate.shape[1], dtype=np.float32)
@@ -82,7 +82,7 @@ def test_its_tokens_are_those_of_the_reference(
 
 
 def profiled(pack: Pack, shares: list[float], cache: Path) -> Pack:
-    """With new numbers, from a text of any tokens."""
+    """Return the pack with new numbers, from a text of random tokens."""
     tokens = np.random.default_rng(0).integers(0, pack.config.vocab, (2, 32)).astype(np.int32)
     Numbering.of(pack, profile_model(pack, tokens, open_kernels(), silent), shares).keep(cache, silent)
     found = numbered_for("static", pack, shares, cache)

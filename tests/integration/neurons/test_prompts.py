@@ -1,4 +1,4 @@
-"""Prompts and batches compute the union of their tokens' neurons, piece by piece, where costs say that it pays."""
+"""Prompts and batches compute the union of their tokens' neurons, piece by piece, if costs say that it is faster."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -30,7 +30,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
 
 @pytest.fixture(scope="module")
 def asked(pack: Pack) -> list[list[int]]:
-    """Several at once, of up to 100 tokens: chunks of 64, and tokens of many beside them."""
+    """Return requests of up to 100 tokens: chunks of 64 tokens, and steps with tokens of several requests."""
     found = prompts(pack.config.vocab, 12, seed=3, longest=100)
     assert max(map(len, found)) > 64
     return found
@@ -44,7 +44,7 @@ def expected(pack: Pack, asked: list[list[int]], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What is measured of steps of more than one token: the share from which on all neurons are faster."""
+    """Replace the measured limit: the share of active neurons from which on computing all neurons is faster."""
     share = [1.0]
     monkeypatch.setattr("worker.neurons.judge.measure_limit", lambda *given: share[0])
     return share
@@ -83,7 +83,7 @@ def test_long_steps_have_the_tokens_of_the_dense_run(
 def test_where_all_neurons_are_faster_they_are_computed(
     pack: Pack, asked: list[list[int]], expected: list[list[int]], limit: list[float], tmp_path: Path
 ) -> None:
-    """Of unions; a single token's neurons are few enough."""
+    """This holds for the union of several tokens; a single token has few enough neurons."""
     limit[0] = 0.15
     found, judge = ran(pack, tmp_path, exact_predictors(pack), ALONE, asked)
     assert found == expected
@@ -111,7 +111,7 @@ def test_parallel_streams_find_out_whether_it_pays(pack: Pack, tmp_path: Path) -
 def test_what_follows_a_prompt_is_as_likely_as_after_a_dense_one(
     pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trained predictors leave active neurons out; of a prompt's pieces fewer than of its tokens one by one."""
+    """Trained predictors leave out some active neurons, but fewer for the pieces of a prompt than for single tokens."""
     from tokenizers import Tokenizer
 
     monkeypatch.setattr("worker.neurons.union.UnionCosts.should_predict", lambda *given: True)

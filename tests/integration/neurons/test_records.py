@@ -1,4 +1,4 @@
-"""Neurons read from disk one by one: the tokens of the dense run, alone and in a group, in the memory given."""
+"""Neurons read from disk one by one: the tokens of the dense run, on one node and on several, within the memory."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -37,13 +37,13 @@ Predictors = Callable[[Pack], dict[int, Predictor]]
 
 
 def looking_ahead(pack: Pack) -> dict[int, Predictor]:
-    """All, a layer before."""
+    """Return predictors that name all neurons, one layer ahead."""
     return all_predictors(pack, 1)
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the code itself takes is about what this model's weights take."""
+    """Count no memory for the code itself, which takes about as much as this model's weights."""
     monkeypatch.setattr(reader, "_CODE", 0)
 
 
@@ -60,7 +60,7 @@ def opened(
 
 
 def answered(deployment: Deployment, vocab: int) -> list[list[int]]:
-    """Greedy answers to prompts of one and of several sequences."""
+    """Return greedy answers to prompts of one and of several sequences."""
     asked = [prompts(vocab, count, seed=count, longest=20) for count in (1, 4)]
     return [answer for some in asked for answer in answers(deployment, some, 8)]
 
@@ -79,7 +79,7 @@ def stats_of(deployment: Deployment) -> RecordStats:
 
 
 def with_slots(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every node reads by neurons, with slots for such a share of them, whatever its memory."""
+    """Make every node read by neurons, with slots for a share of them, whatever its memory."""
 
     def nothing_resident(case: Case) -> tuple[Budget, DiskSpeed]:
         budget, speed = case.budget(*case.host_part(None))
@@ -185,7 +185,7 @@ def test_too_few_slots_are_a_plain_window(pack: Pack, tmp_path: Path, monkeypatc
 
 
 class Failing(DirectDisk):
-    """A disk that stops working when it is told to."""
+    """A disk that fails on request."""
 
     broken = False
 

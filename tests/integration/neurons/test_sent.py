@@ -1,4 +1,4 @@
-"""What a worker takes from a master of predictors: of its own neurons, of the sizes that the plan says."""
+"""A worker accepts only predictors of its own neurons, of the sizes in the plan."""
 
 from dataclasses import replace
 from typing import Any
@@ -71,7 +71,7 @@ def test_matrices_of_other_sizes_are_refused(plan: Assign) -> None:
 
 
 def test_of_every_plan_only_the_last_ones_vectors_are_kept(pack: Pack) -> None:
-    """Or a master would have all predictors once more with every worker that is lost or joins."""
+    """Otherwise the master would store all predictors again with each worker that is lost or joins."""
     sent, options = PredictorSource(exact_predictors(pack)), NodeOptions(64, 4, "f32", 16, sparsity="static")
     for epoch, shares in enumerate([[2.0, 1.0], [1.0, 1.0], [1.0, 2.0]], 1):
         stages = one_stage(pack, shares)

@@ -1,4 +1,4 @@
-"""Nodes that compute active neurons alone: the tokens of the dense run, alone and in a group, within their memory."""
+"""Nodes that compute only active neurons: the tokens of the dense run, on one node and several, within their memory."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -38,7 +38,7 @@ def relu_pack(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pack]
 
 @pytest.fixture
 def never_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many are active, they are computed by their list."""
+    """Make the node compute neurons by their list, however many are active."""
     monkeypatch.setattr("worker.neurons.judge.measure_limit", lambda *given: 1.0)
     monkeypatch.setattr("worker.neurons.judge._UNMEASURED", 1.0)
 
@@ -46,7 +46,7 @@ def never_dense(monkeypatch: pytest.MonkeyPatch) -> None:
 def answered(
     pack: Pack, cache: Path, predictors: Mapping[int, Predictor] | None, shares: list[float], **more: Any
 ) -> tuple[list[list[int]], SparsityJudge | None, Any]:
-    """Greedy answers to prompts of one and of several sequences, the judge of rank 0, and its budget."""
+    """Return greedy answers to prompts of one and of several sequences, the judge of rank 0, and its budget."""
     asked = [prompts(pack.config.vocab, count, seed=count, longest=20) for count in (1, 4)]
     mode = "off" if predictors is None else more.pop("mode", "static")
     made = in_process_deployment(pack, shares, cache, predictors=predictors, sparsity=mode, **SMALL | more)
@@ -79,7 +79,7 @@ def test_tokens_are_those_of_the_dense_run(
 
 
 def test_a_batch_and_a_stream_from_disk_have_the_same_tokens(relu_pack: Callable[[str], Pack], tmp_path: Path) -> None:
-    """With the limit as measured, and in tiles that pass through a window."""
+    """With the measured limit, and in tiles that are streamed."""
     pack = relu_pack("q8")
     expected, _, _ = answered(pack, tmp_path, None, [1.0])
     found, judge, _ = answered(pack, tmp_path, exact_predictors(pack), [1.0], scheduler="window", window=2)

@@ -36,14 +36,14 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
 
 
 def _pieces() -> I32:
-    """`[pieces, LENGTH]` of the unseen text."""
+    """Return pieces of the unseen text, `[pieces, LENGTH]`."""
     from tokenizers import Tokenizer
 
     return cut_sequences(Tokenizer.from_file(str(TRAINED / "tokenizer.json")).encode(UNSEEN.read_text()).ids, LENGTH)
 
 
 def through_engine(pack: Pack, cache: Path, shares: list[float], sparsity: str) -> tuple[float, SparsityJudge | None]:
-    """Perplexity, one token a step; and what rank 0 skipped."""
+    """Return the perplexity, one token a step, and the judge of rank 0; None if all neurons are computed."""
     pieces = _pieces()
     ids = pieces[:: len(pieces) // PIECES][:PIECES].reshape(-1).tolist()
     predictors = None if sparsity == "off" else load_predictors(PREDICTORS)
@@ -64,7 +64,10 @@ def test_perplexity_stays_within_a_hundredth_of_the_dense_run(pack: Pack, shares
 
 
 def test_predictors_are_small_and_name_few_inactive_neurons(pack: Pack) -> None:
-    """In each layer 95% of the active ones, at most 1.5 named for each; 6% of the pack's bytes; on all of the text."""
+    """In each layer they name 95% of the active neurons and at most 1.5 neurons for each.
+
+    They take 6% of the pack's bytes.
+    """
     predictors = load_predictors(PREDICTORS)
     assert sum(one.nbytes for one in predictors.values()) <= 0.06 * pack.weight_bytes
     examples = examples_of(pack, _pieces(), open_kernels())

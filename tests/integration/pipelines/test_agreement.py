@@ -1,4 +1,4 @@
-"""What nodes agree on before they batch: the least room bounds it, an owner's wish is respected, and figures travel."""
+"""The values that nodes agree on before a batch: the least room decides, options are kept, and figures are sent."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -121,7 +121,7 @@ def test_a_reason_against_batches_is_not_overridden_by_auto(
 
 
 def test_how_many_at_once_is_for_the_node_with_the_least_room(tiny_pack: Callable[..., Pack]) -> None:
-    """With pages for these alone: with pages for all that wait, fewer would fit beside them."""
+    """Pages are for these requests alone: with pages for all waiting requests, fewer would fit at once."""
     pack = tiny_pack("mixtral")
     wish = replace(BATCH, unattended=True)
     one, two = members(pack, with_card(MUCH), with_card(MUCH), options=OffloadOptions("ram", "ram", "batch"))

@@ -1,4 +1,4 @@
-"""A batch in micro-batches: every token is that of the request alone, whatever attends and whatever streams."""
+"""A batch in micro-batches: every token is that of the request alone, on whichever side attention is computed."""
 
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {"context": 64, "pool": 96, "chunk": 32}  # tokens, page
 
 
 def alone(pack: Pack, cache: Path, asked: list[list[int]]) -> list[list[int]]:
-    """Each request by itself on the host."""
+    """Return the answers of each request by itself on the host."""
     with closing(in_process_deployment(pack, [1], cache / "host", **SMALL)) as deployment:
         return [answer for prompt in asked for answer in answers(deployment, [prompt])]
 
@@ -61,7 +61,7 @@ def test_tokens_of_a_batch_are_those_of_each_request_alone(
 def test_other_families_and_formats(
     family: str, dtype: str, weights: Weights, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """Norms over all heads, biases, norms after a block, shared experts; quantised; from disk through RAM."""
+    """Norms over all heads, biases, norms after a block, shared experts; quantised weights; from disk through RAM."""
     pack = tiny_pack(family, dtype)
     asked = prompts(pack.config.vocab, 9, seed=3)
     with closing(in_process_deployment(pack, [1], tmp_path / "host", **SMALL)) as deployment:
@@ -88,7 +88,7 @@ def test_several_nodes_that_were_told_nothing_are_refused(tiny_pack: Callable[..
 @pytest.mark.parametrize("adds_there", [True, False])
 @pytest.mark.parametrize("more", [{}, {"new_decoder_architecture": True, "num_kv_heads": 2}], ids=["one norm", "two"])
 def test_layers_whose_halves_share_an_input(more: dict[str, Any], adds_there: bool, tmp_path: Path) -> None:
-    """Falcon's: what attention comes to is part of the sum of the neurons behind it; the larger have two norms."""
+    """In Falcon, the result of attention is added to the sum of the neurons; larger models have two norms."""
     import torch
     import transformers
 
@@ -115,7 +115,10 @@ def test_layers_whose_halves_share_an_input(more: dict[str, Any], adds_there: bo
 
 @pytest.mark.parametrize("kv", ["auto", "ram", "gpu"])
 def test_no_plan_takes_more_than_there_is(kv: KvPlace, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """From memory for next to nothing to room for all: what fits is kept to, the rest is refused before it is tried."""
+    """Memory grows from almost nothing to room for all.
+
+    Plans that fit keep to it, others are refused before they run.
+    """
     pack = tiny_pack("mixtral")
     fitting = 0
     for room in range(1 << 19, 6 << 20, 356_789):

@@ -1,4 +1,4 @@
-"""Keys and values divided by heads between the accelerator and RAM: tokens are those of each request alone."""
+"""Keys and values whose heads are divided between accelerator and RAM: tokens are those of each request alone."""
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
@@ -38,7 +38,7 @@ LIMIT = 1 << 30  # bytes
 
 @pytest.fixture(scope="module")
 def many_heads(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pack]:
-    """Three layers whose query heads share keys and values in pairs."""
+    """Return a model of three layers in which pairs of query heads share keys and values."""
 
     def made(family: str) -> Pack:
         source, target = tmp_path_factory.mktemp(family), tmp_path_factory.mktemp("packs") / family
@@ -50,7 +50,7 @@ def many_heads(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pack
 
 
 def beside_a_slow_host(case: Case) -> Candidate[BatchSettings]:
-    """The node's own plan, where calls begin at once and the host reads a hundredth of what its accelerator does."""
+    """Return the node's own plan; calls begin at once, and the host reads a hundredth of the accelerator's speed."""
     machine = case.machine
     assert machine is not None
     device = machine.accelerator
@@ -61,7 +61,7 @@ def beside_a_slow_host(case: Case) -> Candidate[BatchSettings]:
 
 
 def alone(pack: Pack, cache: Path, asked: list[list[int]], length: int = 6, **more: Any) -> list[list[int]]:
-    """Each request by itself on the host."""
+    """Return the answers of each request by itself on the host."""
     with closing(in_process_deployment(pack, [1], cache / "host", **(SMALL | more))) as deployment:
         return [answers(deployment, [prompt], length)[0] for prompt in asked]
 
@@ -73,7 +73,7 @@ def alone(pack: Pack, cache: Path, asked: list[list[int]], length: int = 6, **mo
 def test_tokens_of_a_batch_are_those_of_each_request_alone(
     family: str, heads: int, attends_there: bool, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """Also with norms over all heads, scores that stand for no value, and keys and values from a latent vector."""
+    """Also with norms over all heads, sinks, and keys and values from a latent vector."""
     pack = tiny_pack(family)
     asked = prompts(pack.config.vocab, 9, seed=4)
     expected = alone(pack, tmp_path, asked)
@@ -97,7 +97,7 @@ def test_tokens_of_a_batch_are_those_of_each_request_alone(
 def test_formats_of_keys_and_values(
     kv: KvDtype, attends_there: bool, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """In a format that rounds they are rounded alike on either side."""
+    """Both sides round keys and values in the same way."""
     pack = tiny_pack("llama")
     asked = prompts(pack.config.vocab, 9, seed=7)
     expected = alone(pack, tmp_path, asked, kv=kv)
@@ -113,7 +113,7 @@ def test_formats_of_keys_and_values(
 
 @pytest.mark.parametrize("attends_there", [False, True])
 def test_real_queues_and_events(attends_there: bool, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """On OpenCL, whose kernels bring heads to the host."""
+    """On OpenCL, whose kernels copy heads to the host."""
     pack = tiny_pack("mixtral")
     asked = prompts(pack.config.vocab, 9, seed=2)
     expected = alone(pack, tmp_path, asked)
@@ -203,7 +203,7 @@ def test_what_is_planned_with_little_memory_is_kept_to(many_heads: Callable[[str
 
 
 def test_both_memories_hold_together_what_neither_would(many_heads: Callable[[str], Pack], tmp_path: Path) -> None:
-    """Whatever `--memory` is, no more is used; some of it is too little for keys and values on either side alone."""
+    """`--memory` is never exceeded; some values of it are too small for keys and values on one side alone."""
     pack = many_heads("llama")
     asked = prompts(pack.config.vocab, 6, seed=2, longest=20)
     expected = alone(pack, tmp_path, asked, 3)

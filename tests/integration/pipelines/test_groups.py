@@ -62,7 +62,7 @@ def test_tokens_of_a_group_are_those_of_each_request_alone(
 def test_other_families_in_a_group(
     family: str, dtype: str, options: OffloadOptions, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """Norms over all nodes' heads, shared experts, norms after a block, from disk, keys and values there."""
+    """Norms over all nodes' heads, shared experts, norms after a block, weights from disk, resident keys and values."""
     pack = tiny_pack(family, dtype)
     asked = prompts(pack.config.vocab, 9, seed=3)
     shares = (1, 2, 1)
@@ -74,7 +74,7 @@ def test_other_families_in_a_group(
 
 
 def test_timing_changes_nothing(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """200 drawn timings of two accelerators and a host, of the side that adds, and of the size of a chunk."""
+    """200 drawn timings of two accelerators and a host, with drawn sides for residual additions, and drawn chunks."""
     pack = tiny_pack("mixtral")
     asked = prompts(pack.config.vocab, 5, seed=1, longest=8)
     small = SMALL | {"context": 32, "pool": 12}
@@ -100,7 +100,7 @@ def test_timing_changes_nothing(tiny_pack: Callable[..., Pack], tmp_path: Path) 
 def test_a_sum_is_kept_until_the_accelerator_has_read_it(
     tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a collective returns is its own again with the next sum."""
+    """The memory of a collective's result is reused by the next sum."""
     pack = tiny_pack("llama")
     asked = prompts(pack.config.vocab, 8, seed=2)
     expected = alone(pack, tmp_path, asked)
@@ -124,7 +124,7 @@ def _reuse(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_host_that_reads_from_disk_is_refused(tiny_pack: Callable[..., Pack]) -> None:
-    """With less and less memory: first it is told what would do, then that nothing does."""
+    """With less and less memory, the error first names a setting that would do, then says that none does."""
     pack = tiny_pack("llama", "f32")
     stages = one_stage(pack, (1, 2))
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(2)]

@@ -1,4 +1,4 @@
-"""Flags that batches do not follow: refused beside --pipeline batch, and where it is open no batch is chosen."""
+"""Flags that batches cannot follow: they are refused with --pipeline batch, and otherwise no batch is chosen."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`tpi batch` without --parallel: how many requests run at once follows from the model of time, and is said."""
+"""`tpi batch` without --parallel: the number of requests at once follows from the cost model, and is printed."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ SMALL = ("--dtype", "f32", "-c", "64", "--memory", "256MiB", "--workers", "none"
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Short prompts of several lengths, with answers of two or three tokens."""
+    """Return short prompts of several lengths, with answers of two or three tokens."""
     path = tmp_path_factory.mktemp("asked") / "in.jsonl"
     path.write_text("".join(json.dumps(_line(number)) + "\n" for number in range(LINES)))
     return path
@@ -43,7 +43,7 @@ def _line(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Requests that ran in each step."""
+    """Return the number of requests that ran in each step."""
     found: list[int] = []
     pick = Batcher.pick
 
@@ -56,7 +56,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def answered(asked: Path, out: Path, model: TinyModel, *flags: str) -> tuple[dict[str, Any], str]:
-    """What matters of every answer by its custom_id, and what was said."""
+    """Return the compared parts of every answer by its custom_id, and the messages."""
     arguments = [str(asked), "-o", str(out), "-m", str(model.directory), "--cache", str(out.parent), *SMALL, *flags]
     done = CliRunner().invoke(batch, arguments, catch_exceptions=False, standalone_mode=False)
     lines = [json.loads(line) for line in out.read_text().split("\n") if line]
@@ -106,7 +106,7 @@ def test_a_group_has_one_number_for_all_its_nodes(lines: int, tiny_pack: Callabl
 
 @pytest.mark.parametrize("memory", [28, 30])
 def test_of_more_than_fit_more_than_half_run(memory: int, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """On the host, with pages for whole contexts: a few more than those that run do not fit."""
+    """On the host, with pages for whole contexts, only a few of the requests do not fit."""
     path = str(tiny_pack("llama").path)
     options = RunOptions(path, context=64, parallel=500, memory=memory << 20, threads=1, cache=tmp_path)
     with Session(options) as session:

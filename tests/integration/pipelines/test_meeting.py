@@ -1,4 +1,4 @@
-"""Nodes of a group meet in every sum, of one micro-batch of one block on all of them, and none waits for ever."""
+"""Nodes of a group meet in every sum, each of one micro-batch of one block, and no node waits for ever."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -127,7 +127,7 @@ def test_nodes_that_divide_otherwise_do_not_meet() -> None:
 
 
 def test_what_failed_on_a_worker_is_said_with_its_next_sum(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """No node gets hidden states at the end of a step, so nothing else would ask for them."""
+    """No node gets hidden states at the end of a step, so no later message would report the failure."""
     with grouped(tiny_pack("llama"), tmp_path, CASES["two alike"]) as (_, (node, _)):
         one = np.zeros((1, node.loop.group.spec.payload_values[0]), np.float32)
         nothing = np.zeros(1, np.int32)

@@ -1,4 +1,4 @@
-"""The orders of a batch: each keeps every micro-batch's own, and CGOPipe attends two micro-batches ahead."""
+"""The orders of a batch: each keeps the order of every micro-batch, and CGOPipe attends two micro-batches ahead."""
 
 from itertools import pairwise
 
@@ -25,7 +25,7 @@ def test_every_task_comes_once_and_behind_its_own(
 
 @pytest.mark.parametrize("micro_batches", [3, 4, 7])
 def test_the_host_attends_two_micro_batches_ahead(micro_batches: int) -> None:
-    """Algorithm 1, lines 8 to 17: across layers too, so that the host has work at every boundary."""
+    """Algorithm 1, lines 8 to 17, across layers too, so that the host never lacks work."""
     attends = (True, False) * 3
     tasks = list(Interleaved(attends)(len(attends), micro_batches))
     places = [(layer[0], part) for layer in layers(attends) for part in range(micro_batches)]
@@ -37,7 +37,7 @@ def test_the_host_attends_two_micro_batches_ahead(micro_batches: int) -> None:
 
 @pytest.mark.parametrize("micro_batches", [5, 8])
 def test_where_nodes_sum_neurons_are_a_turn_behind(micro_batches: int) -> None:
-    """While a micro-batch's sum of attention travels, the accelerator has another's neurons to compute."""
+    """While a micro-batch's sum of attention is sent, the accelerator computes another micro-batch's neurons."""
     attends = (True, False) * 2
     tasks = list(Interleaved(attends, behind=1)(len(attends), micro_batches))
     places = [(layer[0], part) for layer in layers(attends) for part in range(micro_batches)]

@@ -1,4 +1,4 @@
-"""Prompts of a batch in the paper's own schedule: layer by layer for all of them, each weight crosses the link once."""
+"""Prompts of a batch in the paper's schedule: layer by layer for all prompts, so each weight crosses the link once."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -99,7 +99,7 @@ def test_requests_run_at_once_with_room_for_usual_lengths(tiny_pack: Callable[..
 
 
 def test_requests_over_the_context_are_planned_as_answered(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """With a worker, which is told."""
+    """The plan counts the tokens that fit into the context after the prompt. The session has a worker."""
     options = RunOptions(str(tiny_pack("llama").path), context=128, parallel=3, local=1, cache=tmp_path)
     with Session(replace(options, usual=UsualRequest(30, 10**30))) as session:
         assert session._deployer._usual == UsualRequest(30, 98)
@@ -109,7 +109,7 @@ def test_requests_over_the_context_are_planned_as_answered(tiny_pack: Callable[.
 def test_a_batch_that_ends_early_waits_for_no_long_step(
     tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks that would still be computed raise in place of it."""
+    """Blocks that are not computed yet raise an error instead."""
     pack = tiny_pack("llama")
     asked = tmp_path / "in.jsonl"
     asked.write_text('{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 3}}')

@@ -39,7 +39,7 @@ def test_a_session_runs_a_batch_in_micro_batches(tiny_pack: Callable[..., Pack],
     ("family", "dtype", "kv"), [("llama", "q4", "ram"), ("mixtral", "f32", "ram"), ("llama", "f32", "gpu")]
 )
 def test_batches_on_opencl(family: str, dtype: str, kv: str, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """Real queues and events: the tokens of the host alone."""
+    """Real queues and events give the tokens of the host."""
     pack = tiny_pack(family, dtype)
     small = {"context": CONTEXT, "pool": 48}
     asked = prompts(pack.config.vocab, 9, seed=2)
@@ -60,7 +60,7 @@ def test_batches_on_opencl(family: str, dtype: str, kv: str, tiny_pack: Callable
 def test_auto_batches_where_many_wait_and_the_accelerator_pays(
     many: bool, host: str, batches: bool, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """The same model of time says so as in `tpi plan --batch`; a CPU that is faster than the card does without."""
+    """The cost model of `tpi plan --batch` decides; if the CPU is faster than the card, no batch is planned."""
     pack = tiny_pack("llama")
     offload = OffloadOptions(weights="ram", kv="ram", unattended=many)
     devices = DeviceOptions((f"emu:1GiB,stretch=1,launch=1ns,latency=1ns,host={host}",), (6 << 20,), offload)

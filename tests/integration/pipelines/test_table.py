@@ -1,4 +1,4 @@
-"""Experts through a table of chunks: some stay, the others pass through in chunks, and one call computes all of them.
+"""Experts through a table of chunks: some are resident, the others are streamed in chunks, and one call computes all.
 
 Tokens are those of each request alone, in drawn timings; copies end in any order, half by half.
 """
@@ -45,7 +45,10 @@ SMALL: dict[str, Any] = {"context": 64, "pool": 24, "chunk": 32}  # tokens, page
 
 @pytest.fixture(scope="module")
 def pack_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pack]:
-    """Families in three layers: of two each would have a place of its own, where what was there is always right."""
+    """Return a function that makes packs of three layers.
+
+    With two, each layer would have a place of its own, and stale data would be right.
+    """
     made: dict[str, Path] = {}
 
     def get(family: str) -> Pack:
@@ -59,7 +62,7 @@ def pack_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pack]:
 
 
 def tables(node: Node) -> list[TableExperts]:
-    """The segments that a table says of where they are."""
+    """Return the segments of a node whose experts come through a table."""
     return [each for block in node.loop.weights.now.blocks for each in block if isinstance(each, TableExperts)]
 
 
@@ -72,7 +75,7 @@ def alone(pack: Pack, cache: Path, asked: Sequence[Sequence[int]], length: int) 
 def test_tokens_do_not_depend_on_timing(
     family: str, kept: float, chunks: int, pack_of: Callable[[str], Pack], tmp_path: Path
 ) -> None:
-    """Prompts, then answers; under every schedule, in memory that was planned for."""
+    """Prompts and then answers, under every schedule, within the planned memory."""
     pack, kernels = pack_of(family), Counted(native)
     asked = [prompts(pack.config.vocab, 5, seed, longest=36) for seed in range(SEEDS)]
     expected = [alone(pack, tmp_path / f"host {seed}", each, 2) for seed, each in enumerate(asked)]
@@ -98,7 +101,7 @@ def test_tokens_do_not_depend_on_timing(
 
 
 def _check_cut(node: Node, kept: float, chunks: int) -> None:
-    """What the test is about: experts are cut in their middle, by what stays or by chunks."""
+    """Check that experts are cut in the middle, by the resident part or by chunks, which is what the test needs."""
     link = node.link
     assert isinstance(link, BatchAccelerated)
     found, used = tables(node), link.offload.pieces
@@ -117,7 +120,7 @@ def _check_cut(node: Node, kept: float, chunks: int) -> None:
 def test_one_call_computes_what_stays_and_what_passes_through(
     family: str, pack_of: Callable[[str], Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For every micro-batch and block of experts, of prompts and of answers."""
+    """This holds for each micro-batch and block of experts, of prompts and of answers."""
     pack, kernels, parts = pack_of(family), Counted(native), list[int]()
     with (
         closing(Shuffled(kernels, 0)) as device,
@@ -144,7 +147,7 @@ def test_one_call_computes_what_stays_and_what_passes_through(
 @pytest.mark.parametrize("weights", ["auto", "disk"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_group_of_two_nodes(family: str, weights: Weights, pack_of: Callable[[str], Pack], tmp_path: Path) -> None:
-    """Each with a slice of every expert, in chunks of its own; from RAM, or from a disk that reads in their order."""
+    """Each node has a slice of every expert in its own chunks, from RAM or from a disk."""
     pack = pack_of(family)
     asked = prompts(pack.config.vocab, 5, seed=1, longest=20)
     expected = alone(pack, tmp_path / "host", asked, 3)
@@ -174,7 +177,7 @@ def test_a_group_of_two_nodes(family: str, weights: Weights, pack_of: Callable[[
 def test_chunks_come_from_a_disk_where_ram_does_not_hold_all(
     family: str, kept: float, pack_of: Callable[[str], Pack], tmp_path: Path
 ) -> None:
-    """They are read in the order of use, and compared with their hashes, as is what stays."""
+    """Chunks are read in the order of use, and compared with their hashes, as are resident weights."""
     pack = pack_of(family)
     asked = prompts(pack.config.vocab, 7, seed=3)
     expected = alone(pack, tmp_path / "host", asked, 4)
@@ -195,7 +198,7 @@ def test_chunks_come_from_a_disk_where_ram_does_not_hold_all(
 def test_a_step_whose_chunk_failed_can_be_done_again(
     dtype: Format, tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever it was; the chunks that were held beside it are given back. Its place fails until it is mended."""
+    """Any chunk may fail. Chunks that were held with it are released, and its place fails until it is repaired."""
     pack, left, broken = tiny_pack("mixtral", dtype), [-1], set[int]()
     copy = ChunkedRings._copy
 
@@ -225,7 +228,7 @@ def test_a_step_whose_chunk_failed_can_be_done_again(
 
 
 def test_an_opencl_device(pack_of: Callable[[str], Pack], tmp_path: Path) -> None:
-    """Real queues and events; its memory is not the host's."""
+    """Real queues and events, and memory that is not the host's."""
     pack = pack_of("qwen2moe")
     asked = prompts(pack.config.vocab, 5, seed=3)
     expected = alone(pack, tmp_path / "host", asked, 3)

@@ -43,7 +43,10 @@ SMALL: dict[str, Any] = {"context": 64, "pool": 24, "chunk": 32}  # tokens, page
 
 @pytest.fixture(scope="module")
 def three_layers(tmp_path_factory: pytest.TempPathFactory) -> Pack:
-    """Experts in three layers: of two each would have a place of its own, where what it loaded once is always right."""
+    """Return a pack of three layers with experts.
+
+    With two, each layer would have a place of its own, and stale data would be right.
+    """
     source, target = tmp_path_factory.mktemp("mixtral"), tmp_path_factory.mktemp("packs") / "three"
     make_model("mixtral", source, layers=3)
     pack_model(open_source(source), "f32", target)
@@ -88,9 +91,10 @@ def test_tokens_do_not_depend_on_timing(name: str, three_layers: Pack, tmp_path:
 def test_a_failed_copy_is_named_and_its_step_can_be_repeated(
     host_attends: bool, kept: int, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """Whichever copy fails. What could not be saved after its step is lost for good, and every later step says so.
+    """Any copy may fail.
 
-    Keys and values of `kept` heads live on the accelerator.
+    If new keys and values could not be saved after their step, they are lost, and every later step says so. Keys and
+    values of `kept` heads are on the accelerator.
     """
     pack = tiny_pack("llama")
     asked = prompts(pack.config.vocab, 4, seed=2)
@@ -104,7 +108,7 @@ def test_a_failed_copy_is_named_and_its_step_can_be_repeated(
 def _after_failure(
     pack: Pack, cache: Path, ahead: int, host_attends: bool, kept: int, asked: list[list[int]]
 ) -> list[list[int]] | str:
-    """The answers if the copy that is `ahead` fails, asked for again if need be; or that something is lost."""
+    """Return the answers although the copy number `ahead` fails, or "lost" if they cannot be computed again."""
     failing: set[int] = set()
     with (
         closing(Shuffled(native, ahead, failing.__contains__)) as device,
@@ -128,7 +132,7 @@ def _after_failure(
 
 @pytest.mark.parametrize("adds_there", [True, False])
 def test_one_half_layer_does_not_use_input_of_the_other(adds_there: bool) -> None:
-    """A layer with a norm for each half of the same input: the accelerator is late, the side that adds is not."""
+    """Each half of the layer norms the same input. The accelerator is late, and the side that adds is not."""
     late: list[Callable[[], object]] = []
     kernels: Any = SimpleNamespace(prepare=lambda spec, x, into: spec)
     device: Any = SimpleNamespace(kernels=kernels, start=late.append)

@@ -1,4 +1,4 @@
-"""Pages that visit the accelerator, in drawn timings: what is there is what was appended; weights cross once a step."""
+"""Pages that visit the accelerator, in drawn timings: they hold what was appended, and weights cross once a step."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {"context": 64, "pool": 24, "chunk": 32}
 
 
 class Filled:
-    """Sequences whose token t of layer l holds one number in keys and another in values, on tables that are drawn."""
+    """Sequences on drawn tables. Token t of layer l has one number in its keys, and another in its values."""
 
     def __init__(self, random: Random) -> None:
         each = pages_for(LONGEST)
@@ -43,7 +43,7 @@ class Filled:
         self.random = random
 
     def step(self) -> list[Batch]:
-        """Micro-batches that append some tokens to some sequences; one of them may come twice."""
+        """Return micro-batches that append some tokens to some sequences; one of them may come twice."""
         order = self.random.sample(range(SEQUENCES), SEQUENCES)
         cuts = [order[:2], order[2:], order[1:2]]
         return [batch for chosen in cuts if (batch := self._batch(chosen)) is not None]
@@ -60,7 +60,7 @@ class Filled:
 
 
 def attend(layer: int, batch: Batch, keys: KvArray, values: KvArray) -> None:
-    """What attention does with pages: append this step's tokens, and read all before."""
+    """Use the pages as attention does: append this step's tokens, and read all earlier tokens."""
     for row, position in zip(batch.sequence.tolist(), batch.positions.tolist(), strict=True):
         page, place = batch.tables[row][position // PAGE_TOKENS], position % PAGE_TOKENS
         keys[page, 0, place], values[page, 0, place] = 1000 * layer + position, -position
@@ -91,7 +91,7 @@ def test_what_is_attended_to_is_all_that_was_appended(seeds: range) -> None:
 
 
 def visiting_pages(device: Shuffled, queue: TransferQueue, pages: int) -> VisitingPages:
-    """Two rooms that hold everything, over a home of one head and one value."""
+    """Return two rooms that hold everything, whose home has one head and one value."""
     home = KvPages.allocate(range(LAYERS), pages, 1, 1, "f32")
     there, here = (KvPages.allocate(range(2), pages, 1, 1, "f32", memory) for memory in (device.memory.allocate, None))
     rooms = [PageBuffer(there.keys[at], there.values[at], (here.keys[at], here.values[at])) for at in range(2)]
@@ -172,7 +172,7 @@ def test_weights_are_held_from_a_steps_first_visit_to_its_last() -> None:
         events.append("given back")
 
     class Again:
-        """A hold that may be entered again."""
+        """A hold that may be entered several times."""
 
         def __enter__(self) -> Bytes:
             self._now = hold()

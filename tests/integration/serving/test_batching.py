@@ -1,4 +1,4 @@
-"""Many requests at once give, each, the tokens of the request alone, whatever joins, leaves or gives way meanwhile."""
+"""Many requests at once each give the tokens of the request alone, whichever requests join, leave or are preempted."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -21,7 +21,7 @@ TOKENS = 56
 
 
 def prompts(seed: int) -> list[list[int]]:
-    """Eight prompts of 3 to 69 tokens; half of them begin alike."""
+    """Return eight prompts of 3 to 69 tokens, half of them with a common prefix."""
     random = np.random.default_rng(seed)
     stem = random.integers(3, VOCAB, 40).tolist()
     own = [random.integers(3, VOCAB, int(random.integers(3, 30))).tolist() for _ in range(8)]
@@ -29,7 +29,7 @@ def prompts(seed: int) -> list[list[int]]:
 
 
 class Asked:
-    """A greedy request and what came of it."""
+    """A greedy request, its tokens and its end."""
 
     def __init__(self, engine: Engine, prompt: list[int], reuse: bool) -> None:
         self.made: list[int] = []
@@ -94,7 +94,7 @@ def test_a_follower_of_a_withdrawn_request_goes_on_alone(tiny_pack: Callable[...
 
 
 def test_a_long_prompt_does_not_stop_the_others(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """Every step of its prefill is one more token of the answer beside it."""
+    """In every step of the prompt's prefill, the other answer gets one more token."""
     with in_process_engine(tiny_pack("llama"), [1], tmp_path, chunk=16) as engine:
         first = Asked(engine, [5, 6, 7], reuse=False)
         engine.step()

@@ -1,4 +1,4 @@
-"""`tpi chat --url`: a conversation with a server that runs, through a pipe."""
+"""`tpi chat --url`: a conversation with a running server, through a pipe."""
 
 import json
 import re
@@ -75,7 +75,7 @@ def test_what_is_wrong_is_one_sentence(
 
 
 class Says(BaseHTTPRequestHandler):
-    """A server whose model says `PIECES`."""
+    """A server whose model answers with `PIECES`."""
 
     def do_GET(self) -> None:
         self._send("application/json", json.dumps({"data": [{"id": "cat"}]}).encode())
@@ -102,7 +102,7 @@ class Says(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A last message of the assistant is gone on with, and fields that change the prompt do so or are refused by name."""
+"""The last message of the assistant is continued. Fields that change the prompt do so, or are refused by name."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parame
 
 
 def prompt_of(served: Served, text: str) -> int:
-    """The number of tokens of a prompt that ends with the begun answer."""
+    """Return the number of tokens of a prompt that ends with the unfinished answer."""
     tokenizer = served.service._tokenizer
     opened = tokenizer.render([ASKED])
     return len(tokenizer.encode(opened + text, special=False))
@@ -154,7 +154,7 @@ def test_forms_of_answers_that_only_some_clients_know(http: httpx.Client) -> Non
 
 
 def test_parts_of_other_forms_are_part_of_the_prompt(http: httpx.Client) -> None:
-    """A refusal, a failed tool and examples of input: each makes the prompt longer."""
+    """A refusal, a failed tool and examples of input each make the prompt longer."""
 
     def tokens(**more: Any) -> int:
         body = {"model": MODEL, "messages": [ASKED], **more}

@@ -1,4 +1,4 @@
-"""Many clients, slow ones, ones that leave; a server that is full, that ends, that fails: nothing is left behind."""
+"""Many clients, slow clients, clients that leave; a server that is full, ends or fails: it leaves nothing behind."""
 
 import json
 import random
@@ -21,7 +21,7 @@ CHAT = "/v1/chat/completions"
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Ask again and again, with a pause, until it holds."""
+    """Call a condition repeatedly, with pauses, until it holds."""
     never, pauses = Event(), int(seconds / 0.02)
     assert any(condition() or never.wait(0.02) for _ in range(pauses))
 
@@ -33,7 +33,7 @@ _ROUNDS = 12
 def test_eight_at_random_times_hear_what_each_hears_alone(
     seed: int, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """Greedy, over HTTP, with so few pages that some have to give theirs back and are computed again."""
+    """Greedy answers over HTTP, with so few pages that some requests are preempted and computed again."""
     drawn = random.Random(seed)
     bodies = [
         said(f"{drawn.random()} " * (1 + 2 * (number % 3)), max_tokens=60, ignore_eos=True, logprobs=True)
@@ -90,7 +90,7 @@ def test_refused_clients_hear_when_to_come_back(
 def test_client_disconnects_mid_stream(
     stream: bool, tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once the server knows, nothing more is computed for it after the step that is under way; its pages are free."""
+    """Once the server notices, it computes nothing for this client after the current step, and frees its pages."""
     with tiny_server(tiny_pack("llama"), tmp_path) as served, client(served) as http:
         known, steps, cancel, step = Event(), list[bool](), served.thread.cancel, served.engine.step
 
@@ -99,7 +99,7 @@ def test_client_disconnects_mid_stream(
             known.set()
 
         def counted() -> None:
-            """The tenth step takes until the server knows, or the answer might be over before."""
+            """Make the tenth step last until the server has noticed; otherwise the answer might be finished before."""
             steps.append(known.is_set())
             step()
             if len(steps) == 10:

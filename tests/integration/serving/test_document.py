@@ -1,4 +1,4 @@
-"""schemathesis over the document that the server shows: whatever fits it, and much that does not, is no 5xx."""
+"""schemathesis with the server's OpenAPI document: neither valid requests nor many invalid ones cause a 5xx."""
 
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Drafts change no answer of eight clients at once, in either form: calls of tools, schemas, stops, penalties."""
+"""Drafts change none of eight answers at once, in either form: tool calls, schemas, stop texts, penalties."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +40,7 @@ MORE: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module", params=[1, LAYERS])
 def staged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, bool]]:
-    """A server with one stage, or with one layer a stage; and whether drafts can be steps of their own."""
+    """Return a server with one stage or with one layer a stage, and whether drafts can be steps of their own."""
     directory = tmp_path_factory.mktemp("staged")
     pack_model(open_source(make_model("llama", directory / "model", layers=LAYERS).directory), "q4", directory / "pack")
     # steps of at most ROWS tokens: only then a token has the same bits whatever else is in its step

@@ -1,4 +1,4 @@
-"""The engine on its thread: requests from several threads, given up at any time; busy, failing, stopping."""
+"""The engine on its thread: requests from several threads, cancelled at any time; full, failing and stopping ones."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ WAIT_S = 60
 
 
 class Heard:
-    """Tokens, and the end."""
+    """The tokens of an answer, and its end."""
 
     def __init__(self, most: int = 1000) -> None:
         self.tokens: list[int] = []
@@ -172,7 +172,7 @@ def test_stopping_lets_requests_finish_or_ends_them(engine: Engine) -> None:
 
 @pytest.mark.parametrize("recovers", [False, True])
 def test_a_step_that_fails(recovers: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All requests end with the reason, unless the nodes recover; then they go on."""
+    """All requests end with the reason, unless the nodes recover; then the requests continue."""
     lost, steps, real = NodeLost("worker-1", "worker-1 is lost"), list[int](), engine.step
 
     def step() -> None:
@@ -191,7 +191,7 @@ def test_a_step_that_fails(recovers: bool, engine: Engine, monkeypatch: pytest.M
 
 
 class _Mended(FixedNodes):
-    """Nodes that recover, or not."""
+    """Nodes that recover, or do not."""
 
     def __init__(self, recovers: bool) -> None:
         self._recovers = recovers
@@ -201,7 +201,7 @@ class _Mended(FixedNodes):
 
 
 class _Waiting(FixedNodes):
-    """Nodes that wait for workers, without which nothing can be computed, as long as that is wanted."""
+    """Nodes that wait for workers, without which nothing can be computed, until the wait is cancelled."""
 
     def __init__(self, begun: Event) -> None:
         self.begun = begun

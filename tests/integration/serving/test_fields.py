@@ -1,4 +1,4 @@
-"""Fields that a server takes are kept or refused by name: none is taken and then left out."""
+"""Fields of a request are used or refused by name; no field is accepted and ignored."""
 
 from typing import Any
 

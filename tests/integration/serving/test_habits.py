@@ -1,4 +1,4 @@
-"""What clients send out of habit means here what they mean by it; errors say what is wrong in the client's words."""
+"""Requests in the forms that clients usually send mean what clients expect; errors use the client's words."""
 
 import logging
 from typing import Any

@@ -1,6 +1,6 @@
-"""Nothing that idles dies of it: connections that were closed meanwhile, streams in which nothing comes for long.
+"""Idle programs keep working: closed connections and silent streams cause no errors.
 
-`python -m benchmarks left_alone` waits ten real minutes; here the server's own times are short.
+`python -m benchmarks left_alone` waits ten real minutes; here the server's timeouts are short.
 """
 
 import socket
@@ -22,7 +22,7 @@ CHAT = "/v1/chat/completions"
 def test_a_connection_that_was_closed_for_idling_is_no_end(
     tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a page or a client with a pool has it: the next question goes over a new one."""
+    """A page, or a client with a pool of connections, sends the next request over a new connection."""
     monkeypatch.setattr(server, "KEEP_ALIVE_S", 1)
     with tiny_server(tiny_pack("llama"), tmp_path, key=None) as served:
         host, port = served.url.removeprefix("http://").split(":")
@@ -45,7 +45,7 @@ def test_a_stream_in_which_nothing_comes_says_that_it_lives(
         step, go_on = served.engine.step, Event()
 
         def held_up() -> None:
-            """As where a worker is silent, or a prompt is long."""
+            """Make steps slow, as with a silent worker or a long prompt."""
             assert go_on.wait(60)
             step()
 

@@ -1,4 +1,4 @@
-"""OpenAI's own client against the server: every form, streaming and not. What a tiny model says makes no sense."""
+"""OpenAI's own client with the server: every API, with and without streaming. A tiny model's text makes no sense."""
 
 import json
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def test_a_stream_says_what_the_whole_does(ai: "OpenAI") -> None:
 
 
 def test_a_further_turn_computes_only_what_is_new(ai: "OpenAI") -> None:
-    """Also where the answer's text would be read as other tokens than those that were drawn."""
+    """Even if the answer's text, encoded again, would have other tokens than those that were drawn."""
     for seed in range(3):
         first = ai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=20, temperature=1.5, seed=seed)
         said: Any = {"role": "assistant", "content": first.choices[0].message.content}

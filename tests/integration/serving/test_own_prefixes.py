@@ -1,4 +1,4 @@
-"""What one client said tells another nothing: cached tokens, stored responses and replayed answers are its own."""
+"""A client learns nothing of another client's requests: caches, stored responses and replays are per client."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,14 +21,14 @@ def several(tiny_pack: Callable[..., Pack], tmp_path_factory: pytest.TempPathFac
 
 
 def asker(served: Served, address: str, key: str | None = None) -> httpx.Client:
-    """A client at an address of its own."""
+    """Return a client at an address of its own."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     transport = httpx.HTTPTransport(local_address=address)
     return httpx.Client(base_url=served.url, headers=headers, timeout=60, transport=transport)
 
 
 def cached(client: httpx.Client, **more: Any) -> int:
-    """Tokens of the secret that were found computed."""
+    """Return the number of tokens of the secret that were found in the cache."""
     usage = client.post(CHAT, json=said(SECRET, **more)).json()["usage"]
     found: int = usage["prompt_tokens_details"]["cached_tokens"]
     return found
@@ -76,7 +76,10 @@ def test_a_stored_response_is_its_owners(several: Served) -> None:
 
 
 def test_an_answer_is_replayed_for_its_client_alone(several: Served) -> None:
-    """A drawn answer has other tokens than its text read anew: their number would tell that it was given."""
+    """A drawn answer may have other tokens than its encoded text.
+
+    The number of tokens would show that the answer was given.
+    """
     with asker(several, "127.0.0.3") as mine, asker(several, "127.0.0.4") as other:
         drawn = said("Hello", temperature=2.0, seed=5, max_tokens=60, ignore_eos=True, min_p=0, top_p=1, top_k=0)
         answer = mine.post(CHAT, json=drawn).json()

@@ -1,4 +1,4 @@
-"""Making a request ready: one client's grammar holds up no other, and takes no longer than the request may."""
+"""Preparing a request: one client's grammar delays no other client, and takes at most the request's time limit."""
 
 import logging
 import socket
@@ -27,7 +27,7 @@ def of_pattern(pattern: str, **more: Any) -> dict[str, Any]:
 
 
 class SlowGrammars:
-    """Grammars of a server that compile when they are let; it tells which began."""
+    """Grammars of a server that compile only when a test lets them; records which have begun."""
 
     def __init__(self, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
         self.began, self.let = Event(), Event()
@@ -51,7 +51,7 @@ def slow(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowGramma
 
 @contextmanager
 def heard(status: int) -> Iterator[Event]:
-    """Set when a request has ended with `status`, as the server's log says."""
+    """Yield an event that is set when a request has ended with `status`, by the server's log."""
     found = Event()
 
     class Handler(logging.Handler):

@@ -1,4 +1,4 @@
-"""Requests of Codex and Claude Code as they come over the wire: each is answered, and tools left out are named."""
+"""Recorded requests of Codex and Claude Code: each is answered, and left-out tools are named."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -61,7 +61,7 @@ def test_claude_code_is_answered(name: str, http: httpx.Client) -> None:
 
 
 def test_more_tokens_than_the_context_has_are_no_error(http: httpx.Client) -> None:
-    """Claude Code asks for 32,000 of every model."""
+    """Claude Code asks every model for 32,000 tokens."""
     body = recorded("claude_code_first", MODEL) | {"stop_sequences": [" ", "e", "a", "o"]}
     assert body["max_tokens"] == 32_000
     assert events_of(http.post(MESSAGES, json=body))[-1]["type"] == "message_stop"
@@ -91,7 +91,7 @@ def test_every_form_names_what_it_left_out(http: httpx.Client) -> None:
 
 
 def test_items_of_a_kept_response_are_referred_to_by_their_ids(http: httpx.Client) -> None:
-    """The AI SDK sends ids in the place of items, where the server has kept them."""
+    """The AI SDK sends ids in place of items if the server has stored them."""
     schema = {"type": "object", "properties": {"x": {"type": "integer", "maximum": 9}}, "required": ["x"]}
     tool = {"type": "function", "name": "look", "parameters": schema | {"additionalProperties": False}}
     asked: dict[str, Any] = {"input": "Go", "max_output_tokens": 90, "tools": [tool], "tool_choice": "required"}

@@ -1,4 +1,4 @@
-"""What is wrong with a request is said in the caller's own form, with the field; strangers get nothing."""
+"""Errors in a request are reported in the API's own form, with the field; other clients and sites get nothing."""
 
 import json
 import socket
@@ -31,7 +31,7 @@ def deep(depth: int) -> dict[str, Any]:
 
 
 def called(arguments: str) -> dict[str, Any]:
-    """The body of a chat completion after a call with these arguments."""
+    """Return the body of a chat completion after a tool call with these arguments."""
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": arguments}}
     return {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]}
 
@@ -239,7 +239,7 @@ def test_the_key_in_either_header(served: Served) -> None:
 
 
 def test_other_sites_get_nothing(served: Served, http: httpx.Client) -> None:
-    """Neither by a name that was made to point here, nor by a form, nor by a script of another origin."""
+    """Neither by a name that resolves to this server, nor by a form, nor by a script of another origin."""
     assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
     assert http.get("/health", headers={"Host": "evil.example:8080"}).status_code == 403
     assert http.post(CHAT, content="{}", headers={"Content-Type": "text/plain"}).status_code == 415
@@ -277,7 +277,7 @@ def test_bodies_that_are_too_large_or_never_end(tiny_pack: Callable[..., Pack], 
 
 
 def answered(served: Served, length: str, body: bytes) -> bytes:
-    """How the answer begins to a request whose header `length` promises more than `body`."""
+    """Return the beginning of the answer to a request whose header `length` promises more than `body`."""
     host, port = served.url.removeprefix("http://").split(":")
     head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nx-api-key: {KEY}\r\nContent-Type: application/json\r\n"
     with closing(socket.create_connection((host, int(port)))) as raw:

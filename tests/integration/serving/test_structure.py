@@ -1,4 +1,4 @@
-"""An answer of a schema parses and validates, whatever the model would have said; this one talks nonsense."""
+"""An answer with a schema parses and validates, although this model's text is random."""
 
 import json
 import re
@@ -41,7 +41,7 @@ SMALL = [number for number, schema in enumerate(SCHEMAS) if len(json.dumps(schem
 
 @pytest.mark.parametrize("number", [*SMALL[::4], SMALL[-1], SMALL[-2]])
 def test_the_arguments_of_a_tool_validate(number: int, http: httpx.Client) -> None:
-    """Whatever its schema refers to: it stands inside the grammar of the call."""
+    """Even if the schema has references: it is embedded in the grammar of the call."""
     schema = {"type": "object", "properties": {"x": SCHEMAS[number]}, "required": ["x"], "additionalProperties": False}
     schema |= {name: SCHEMAS[number][name] for name in ("$defs", "definitions") if name in SCHEMAS[number]}
     tool = {"type": "function", "function": {"name": "use", "parameters": schema}}

@@ -1,4 +1,4 @@
-"""A thousand connections that ask at once, of which some read slowly and some leave; /health answers meanwhile."""
+"""A thousand connections send requests at once; some read slowly and some leave. /health answers meanwhile."""
 
 import json
 import resource
@@ -37,7 +37,7 @@ def descriptors() -> Iterator[None]:
 
 @contextmanager
 def pinged(url: str) -> Iterator[list[float]]:
-    """Seconds that this process computes for each /health, over a new connection each time, until the block ends."""
+    """Yield the seconds of this process for each /health, over a new connection each time, until the block ends."""
     at, over, seconds = urlsplit(url), Event(), list[float]()
 
     def ping() -> None:
@@ -58,7 +58,10 @@ def pinged(url: str) -> Iterator[list[float]]:
 
 
 def come_and_go(served: Served) -> float:
-    """All ask, each is answered or told to come back, and nothing stays; what /health took, 19 times of 20."""
+    """Run all clients: each is answered or told to come back.
+
+    Return the seconds that 19 of 20 /health requests took at most.
+    """
     with pinged(served.url) as seconds:
         command = [sys.executable, "-m", "tests.support.processes.crowd", served.url, str(CLIENTS)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)

@@ -1,4 +1,4 @@
-"""OpenAI's client sees the same calls and reasoning in every format. The model's answers are scripted."""
+"""OpenAI's client gets the same calls and reasoning in every format. The model's answers are scripted."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ CONTEXT = 1536
 
 
 class Scripted(Sampler):
-    """Draws given tokens."""
+    """A sampler that draws given tokens."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         super().__init__(Sampling(temperature=0))
@@ -42,7 +42,7 @@ class Scripted(Sampler):
 
 
 class Stage:
-    """A server whose model has the template and writes the answers that a test says."""
+    """A server whose model has a given template and writes the answers that a test sets."""
 
     def __init__(self, served: Served, fast: FastTokenizer, ai: "OpenAI", monkeypatch: pytest.MonkeyPatch) -> None:
         self.ai, self.prompts = ai, list[str]()
@@ -60,7 +60,7 @@ class Stage:
         monkeypatch.setattr(served.thread, "submit", scripted)
 
     def play(self, template: str, *answers: str) -> None:
-        """Give the model a template; it then says `answers`, one after another, and later what it likes."""
+        """Give the model a template and the scripted `answers`, one after another; later answers are random."""
         end = self._fast.token_to_id(models.SPECIAL[-1])
         self._tokenizer = Tokenizer(self._fast, {"chat_template": template, "eos_ids": [end]})
         self._answers = list(answers)
@@ -81,7 +81,7 @@ class Stage:
         return self.ai.chat.completions.create(model=MODEL, messages=messages, **more)
 
     def stream(self, **more: Any) -> tuple[str, str, list[tuple[str, Any]], str]:
-        """The text, the reasoning, the calls, and the reason of the end, as deltas add up to them."""
+        """Return the text, the reasoning, the calls, and the finish reason that the deltas add up to."""
         said = thought = reason = ""
         calls: dict[int, list[str]] = {}
         for chunk in self.ask(stream=True, **more):
@@ -134,7 +134,7 @@ def test_published_calls_whole_streamed_and_answered(name: str, stage: Stage) ->
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_forced_calls_follow_the_schema(name: str, stage: Stage) -> None:
-    """Nothing is scripted: of what the random model says, the grammar leaves a call."""
+    """The answers are not scripted: the model is random, and the grammar allows only a call."""
     schema = {
         "type": "object",
         "properties": {"age": {"$ref": "#/$defs/age"}, "kind": {"type": "string", "enum": ["a", "b c"]}},

@@ -1,4 +1,4 @@
-"""Models of the hub through the real client: what is fetched, what goes on where it stopped, what is refused."""
+"""Models of the hub, with the real client: which files are fetched, downloads that resume, and errors."""
 
 import errno
 import json
@@ -44,7 +44,7 @@ UNREAD = {
 
 @pytest.fixture(scope="module")
 def repositories(tiny_model: Models, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
-    """A model as safetensors, the same in shards, and as GGUF files in two quantisations, one of them in parts."""
+    """Return a model as safetensors, the same in shards, and as GGUF files in two quantisations, one of them split."""
     tiny, folder = tiny_model("llama"), tmp_path_factory.mktemp("gguf")
     vocabulary = byte_level_vocabulary(tiny.directory)
     write_gguf(folder / "m-Q8_0.gguf", tiny, "llama", lambda name: "Q8_0", vocabulary=vocabulary)
@@ -65,7 +65,7 @@ def repositories(tiny_model: Models, tmp_path_factory: pytest.TempPathFactory) -
 def hub(
     repositories: dict[str, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FakeHub]:
-    """A hub that the client in this process talks to, with a cache of its own."""
+    """Run a hub that the client in this process uses, with a cache of its own."""
     from huggingface_hub import constants
 
     with fake_hub(repositories) as served:
@@ -95,7 +95,7 @@ def test_only_what_is_read_is_fetched_and_only_once(hub: FakeHub, tmp_path: Path
 
 
 def test_weights_are_fetched_where_all_else_is_there_already(hub: FakeHub, tmp_path: Path) -> None:
-    """As after a program that needed the tokenizer alone, or after `tpi plan`."""
+    """As after a program that needed only the tokenizer, or after `tpi plan`."""
     from huggingface_hub import snapshot_download
 
     there = Path(snapshot_download("o/m", cache_dir=str(tmp_path / "hub"), allow_patterns=["*.json"]))
@@ -182,7 +182,7 @@ def test_a_server_without_ranges_sends_all_again(hub: FakeHub, tmp_path: Path) -
 
 
 def leave_half(hub: FakeHub, tmp_path: Path) -> Path:
-    """Leave half of the weights in the cache, as a run whose network goes away does; the file that holds it."""
+    """Leave half of the weights in the cache, as a failed download does; return the file with that half."""
     hub.cut, hub.dies = len(hub.repositories["o/m"].files["model.safetensors"]) // 2, True
     with pytest.raises(ModelError, match=r"cannot be fetched .*; check .* and run the command again to resume"):
         found("o/m", tmp_path)

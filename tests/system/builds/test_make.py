@@ -1,4 +1,4 @@
-"""The targets of the Makefile, with commands that only note that they ran; and what continuous integration installs."""
+"""The targets of the Makefile, with commands that only record that they ran; and the packages that CI installs."""
 
 import re
 import shutil
@@ -14,7 +14,7 @@ LINTED = ["ruff check .", "ruff format --check .", "mypy", "python .ci/prose.py"
 
 
 def made(folder: Path, target: str, failing: str) -> tuple[int, list[str]]:
-    """The exit code of `make target`, and the commands that ran, where those that contain `failing` fail."""
+    """Return the exit code of `make target`, and the commands that ran; commands with the word `failing` fail."""
     noted = folder / "noted"
     noted.touch()
     (folder / "bin").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What most commands need: a tiny model's directory, and a cache that a module's tests share."""
+"""A tiny model's directory, and a cache that the tests of a module share."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`tpi batch` as people run it: killed again and again, interrupted, given wrong files."""
+"""`tpi batch` in real processes: killed several times, interrupted, and given wrong files."""
 
 import json
 import random
@@ -20,7 +20,7 @@ CARD = ("--device", "emu:1GiB,stretch=1", "--gpu-memory", "6MiB", "--weights", "
 
 
 def request(number: int) -> dict[str, Any]:
-    """Prompts and answers of any lengths; every ninth is none that can be answered."""
+    """Return a batch line with a prompt and an answer of drawn lengths; every ninth line is invalid."""
     words = " ".join(str(number * step % 97) for step in range(1 + number % 13))
     body: dict[str, Any] = {"temperature": 0, "max_tokens": 1 + number * 7 % 40}
     if number % 9 == 8:
@@ -49,7 +49,7 @@ def answers(path: Path) -> dict[str, Any]:
 
 
 def killed(command: Sequence[str], cache: Path, out: Path, lines: int, number: signal.Signals) -> int | None:
-    """Run until `out` has so many lines, and then be killed; its exit code, None if it had ended before."""
+    """Run until `out` has `lines` lines, then send a signal; return the exit code, None if the run had ended before."""
     until = monotonic() + SECONDS
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=clean(cache)) as process:
         while process.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < lines):

@@ -1,4 +1,4 @@
-"""`tpi ls`, `tpi rm` and `--cache-limit`: what is listed, what goes, and what stays whatever happens."""
+"""`tpi ls`, `tpi rm` and `--cache-limit`: what is listed, what is removed, and what is never removed."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def listed(cache: Path) -> list[dict[str, Any]]:
 
 
 def make(cache: Path, source: Path, *dtypes: str, used: int = 10**9) -> list[Path]:
-    """Packs that were last used in this order, a second apart."""
+    """Make packs whose last uses are in this order, a second apart."""
     made = [open_model(str(source), dtype, cache, quiet).path for dtype in dtypes]
     for number, path in enumerate(made):
         os.utime(path / ".used", (used + number, used + number))

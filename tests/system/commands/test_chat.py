@@ -1,4 +1,4 @@
-"""`tpi chat` as people use it: real processes at real terminals, and through pipes."""
+"""`tpi chat` in real processes, at real terminals and through pipes."""
 
 import json
 import signal
@@ -29,7 +29,7 @@ def chatting(model: str, cache: Path, *flags: str, term: str = "xterm-256color")
 
 
 def say(screen: Terminal, *lines: str, until: str) -> str:
-    """Type lines as one message; what is shown until `until`, after which there is a prompt again."""
+    """Type lines as one message; return the text shown up to `until`, after which the prompt appears again."""
     screen.type(ALT_ENTER.join(lines) + ENTER)
     shown = screen.expect(until)
     screen.expect(PROMPT)
@@ -154,7 +154,7 @@ def piped(model: str, cache: Path, data: bytes, *flags: str) -> "subprocess.Comp
 
 
 def test_an_answer_that_was_cut_goes_on_in_its_turn(model: str, cache: Path, tmp_path: Path) -> None:
-    """The same tokens as in one go: no new header, and no character broken where it was cut; after /load, too."""
+    """The tokens are those of an answer in one go, with no new header and no broken character; after /load, too."""
     files = [tmp_path / name for name in ("pieces.json", "loaded.json", "whole.json")]
     pieces = f"Hello\n/continue\n/continue\n/save {files[0]}\n/load {files[0]}\n/continue\n/save {files[1]}\n"
     cut = piped(model, cache, pieces.encode(), "-n", "4")

@@ -1,4 +1,4 @@
-"""What a chat's terminal shows while an answer comes: wrapped words, no keys that were typed meanwhile, no orders."""
+"""The terminal of a chat during an answer: wrapped words, no typed keys, no control sequences."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ REST = f"juggle twelve bright quartz \x1b]0;owned\x07vials of the darkest liquid
 
 
 class SlowServer:
-    """A server of OpenAI's form that says `FIRST`, and once it is told to, `REST`."""
+    """A server with OpenAI's API that sends `FIRST`, and `REST` once a test lets it."""
 
     def __init__(self) -> None:
         self.on = Event()

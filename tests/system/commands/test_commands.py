@@ -1,4 +1,4 @@
-"""The commands as people type them: real processes, answers, tables, JSON, and every way to get it wrong."""
+"""The commands in real processes: answers, tables, JSON, and wrong uses."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""`--device` and its flags as people type them: the same answer, what is said of it, its tracks, and every refusal."""
+"""`--device` and its flags: the same answer, the messages about it, its tracks in traces, and refusals."""
 
 import json
 from collections.abc import Callable
@@ -99,7 +99,7 @@ def test_a_worker_with_a_device_that_is_not_there_does_not_start(tmp_path: Path)
 
 
 def test_too_much_for_a_workers_card_is_refused_by_the_master(model: tuple[str, ...], tmp_path: Path) -> None:
-    """Before any weight moves, with the worker's name and the way out."""
+    """The error comes before any weight is sent, with the worker's name and the way out."""
     with listening_worker(
         tmp_path / "worker", "--name", "small", "--device", "emu:100KiB", "--weights", "gpu"
     ) as address:

@@ -1,4 +1,4 @@
-"""Fields of `--json` that docs/ names: each is in what the command prints."""
+"""Each field of `--json` that docs/ names is in the command's output."""
 
 import json
 from pathlib import Path

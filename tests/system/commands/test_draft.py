@@ -1,4 +1,4 @@
-"""A draft model by `--draft`: the same answer, within `--memory`, or one sentence that refuses it."""
+"""A draft model by `--draft`: the same answer, within `--memory`, or a refusal in one sentence."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ MEMORY = 64 << 20
 
 @pytest.fixture
 def other_tokens(model: str, tmp_path: Path) -> str:
-    """A copy of the model in which two tokens have each other's ids."""
+    """Return a copy of the model in which two tokens have exchanged ids."""
     copy = copytree(model, tmp_path / "other")
     file = copy / "tokenizer.json"
     made = json.loads(file.read_text())

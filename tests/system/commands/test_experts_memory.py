@@ -1,4 +1,4 @@
-"""Models with experts that a memory does not hold, as people run them: within it, and what is said of the experts."""
+"""Models with experts that do not fit into memory: runs stay within `--memory` and report on the experts."""
 
 import json
 import re
@@ -24,7 +24,7 @@ SAID = re.compile(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """OLMoE's architecture: 75 MB of experts in f32, 16 in each of four layers, of which a token uses two."""
+    """A model of OLMoE's architecture: 75 MB of experts in f32, 16 in each of four layers; a token uses two."""
     import torch
     import transformers
 

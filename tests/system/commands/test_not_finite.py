@@ -1,4 +1,4 @@
-"""What is no number is a named error, wherever it comes from: a worker, the head, the file of a model, a claim."""
+"""Infinite values and NaN cause an error that names their source: a worker, the head, the model's file, a message."""
 
 import shutil
 import subprocess

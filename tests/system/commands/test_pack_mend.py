@@ -1,4 +1,4 @@
-"""A damaged, truncated or missing file of the master's own pack is made again, or the way out is named."""
+"""A damaged, truncated or missing file of the master's own pack is made again, or the error names the way out."""
 
 import json
 import os

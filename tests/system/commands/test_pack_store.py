@@ -1,4 +1,4 @@
-"""Packs in the cache: found again at once, whole or not there, one writer at a time; pulled models; the commands."""
+"""Packs in the cache: found at once, complete or absent, one writer at a time; pulled models; the commands."""
 
 import errno
 import os

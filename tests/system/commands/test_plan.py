@@ -1,4 +1,4 @@
-"""`tpi plan` as people type it: both forms of its answer, what it does not import, and every way to get it wrong."""
+"""`tpi plan`: its table and JSON, the modules that it does not import, and wrong uses."""
 
 import json
 import subprocess
@@ -52,7 +52,7 @@ def test_it_answers_after_few_calls(tmp_path: Path) -> None:
 
 
 def test_two_cards_are_planned_together(model: str, tmp_path: Path) -> None:
-    """Each with its memory and its lanes; all of the weights stay where neither could hold them."""
+    """Each card has its memory and its lanes; both together hold all weights, which neither could alone."""
     whole = plan_json("--device", "emu:1GiB", "--weights", "gpu", cache=tmp_path, model=model)["model"]["weight_bytes"]
     limits = [round(share * whole) for share in (0.8, 1.0)]
     sizes = [flag for limit in limits for flag in ("--device", "emu:1GiB", "--gpu-memory", f"{limit}B")]
@@ -67,7 +67,7 @@ def test_two_cards_are_planned_together(model: str, tmp_path: Path) -> None:
 
 
 def test_auto_plans_with_what_is_here(model: str, tmp_path: Path) -> None:
-    """As a run takes it: a graphics chip, or none."""
+    """As in a run, `auto` uses the graphics chip of this machine, if any."""
     (node,) = plan_json("--device", "auto", "--memory", "1GiB", cache=tmp_path, model=model)["nodes"]
     found = find_accelerator()
     assert (node["machine"]["accelerator"] is None) == (found is None)
@@ -183,7 +183,7 @@ def test_a_model_that_is_none_is_one_sentence_on_stderr(model: str, tmp_path: Pa
 
 
 def test_with_several_cards_no_micro_batches_are_planned(model: str, tmp_path: Path) -> None:
-    """A run computes them together, over all cards: figures of micro-batches on one of them say nothing of it."""
+    """A run uses all cards together, so figures for micro-batches on one of them would be wrong."""
     flags = (*TWO, "-c", "64", "--batch", "4")
     done = tpi("plan", "-m", model, *flags, cache=tmp_path)
     assert done.returncode == 0
@@ -197,7 +197,7 @@ def test_with_several_cards_no_micro_batches_are_planned(model: str, tmp_path: P
 
 
 def test_micro_batches_are_planned_where_they_are_insisted_on(model: str, tmp_path: Path) -> None:
-    """As `tpi run --pipeline batch` computes them, of one request too."""
+    """As `tpi run --pipeline batch` computes them, even for one request."""
     flags = ("--device", "emu:1GiB", "-c", "64", "--pipeline", "batch")
     for count in (1, 4):
         planned = plan_json(*flags, "--batch", str(count), cache=tmp_path, model=model)

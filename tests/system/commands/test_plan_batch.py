@@ -1,4 +1,4 @@
-"""`tpi plan --batch`: the policy of a batch from a configuration alone, in words, as JSON and as a picture."""
+"""`tpi plan --batch`: the policy of a batch from a configuration alone, as sentences, as JSON and as a picture."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ ASKED = ("--dtype", "bf16", "--device", "emu:t4", "--batch", "512", "--prompt-to
 
 
 def test_the_papers_setting(tmp_path: Path) -> None:
-    """Mixtral 8x7B on a T4 (setting S1): attention on the CPU, in micro-batches of the paper's size or so."""
+    """Mixtral 8x7B on a T4 (setting S1): attention on the CPU, in micro-batches of about the paper's size."""
     picture = tmp_path / "roofs.svg"
     done = tpi_here("plan", "-m", MIXTRAL, *ASKED, "--svg", str(picture), "--json", cache=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -39,7 +39,7 @@ def test_the_papers_setting(tmp_path: Path) -> None:
 
 
 def test_keys_and_values_are_divided_where_that_is_faster(tmp_path: Path) -> None:
-    """Llama 2 7B on an L4, which nearly holds it; faster than with all of them on either side."""
+    """Llama 2 7B on an L4, which nearly holds it: dividing is faster than all keys and values on either side."""
     (tmp_path / "llama").mkdir()
     (tmp_path / "llama" / "config.json").write_text(json.dumps(LLAMA))
     asked = ("--dtype", "bf16", "--device", "emu:l4", "--batch", "128", "--prompt-tokens", "418", "--gen-tokens", "128")

@@ -1,4 +1,4 @@
-"""`tpi plan` of experts that would come to a card as they are wanted: how many of each layer lie where."""
+"""`tpi plan` for experts that a card loads on demand: how many of each layer are in which memory."""
 
 import json
 import re
@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 def planned(*flags: str, cache: Path, model: str = MIXTRAL) -> str:
-    """What is shown."""
+    """Return the output of `tpi plan`."""
     with redirect_stdout(StringIO()) as shown:
         main.main(["plan", "-m", model, *flags, "--cache", str(cache)], standalone_mode=False)
     return shown.getvalue()
@@ -55,7 +55,7 @@ def test_people_are_told_the_same(tmp_path: Path) -> None:
 
 
 def test_what_was_recorded_decides(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """With the pack's own record; the same experts again and again are there."""
+    """The pack has a recorded routing that always uses the same experts, so these are on the card."""
     pack = tiny_pack("qwen3moe")
     mixture, layers = pack.config.mixture, pack.config.layers
     assert mixture is not None
@@ -72,7 +72,7 @@ def test_what_was_recorded_decides(tiny_pack: Callable[..., Pack], tmp_path: Pat
 
 
 def test_none_are_planned_where_that_is_no_faster(tmp_path: Path) -> None:
-    """Nothing is known of this model's routing, and its prompts would pass through a smaller ring."""
+    """This model's routing is not known, and slots would leave a smaller ring for its prompts."""
     assert plan_json(*CARD, cache=tmp_path)["experts"] is None
 
 

@@ -1,4 +1,4 @@
-"""`tpi plan` for several machines: described, in a file, or asked; which node holds what, and which are left out."""
+"""`tpi plan` for several machines, given by flags, in a file, or by asking workers: which machine holds what."""
 
 import json
 import re
@@ -117,7 +117,7 @@ def test_flags_that_contradict(flags: tuple[str, ...], said: str, model: str, tm
 
 @pytest.mark.parametrize(("home", "stages"), [("lan-10ms-1gb", 1), ("paper-4-laptops", 2)])
 def test_shipped_homes_get_few_stages_for_a_large_model(home: str, stages: int, tmp_path: Path) -> None:
-    """Over Wi-Fi, laptops hold layers rather than shares of each."""
+    """Over Wi-Fi, laptops hold whole layers rather than shares of each layer."""
     found = plan_json("-m", LARGE, "--dtype", "q4", "--topology", home, cache=tmp_path)
     used = found["layouts"]["used"]
     assert len(used["stages"]) >= stages
@@ -128,7 +128,7 @@ def test_shipped_homes_get_few_stages_for_a_large_model(home: str, stages: int, 
 
 
 def test_memory_for_weights_on_their_way_from_disk_counts_in_the_choice(tmp_path: Path) -> None:
-    """One machine could hold these experts alone but for the memory through which it would read the rest."""
+    """One machine could hold these experts alone, but not also the memory through which it would read the rest."""
     models = json.loads((ROOT / "master/models/recommended.json").read_text())
     config = next(one["config"] for one in models if "Nemotron-3-Nano" in one["name"])
     (tmp_path / "config.json").write_text(json.dumps(config))

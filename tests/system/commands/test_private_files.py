@@ -1,4 +1,4 @@
-"""Files that tell of prompts, weights or homes are their owner's alone, however lax the umask."""
+"""Files about prompts, weights or homes are readable by their owner only, whatever the umask."""
 
 import json
 import os
@@ -19,14 +19,14 @@ from worker.shards.cache import ShardCache
 
 @pytest.fixture
 def lax() -> Iterator[None]:
-    """A umask that takes nothing away."""
+    """Set a umask that removes no permission."""
     before = os.umask(0)
     yield
     os.umask(before)
 
 
 def readable(folder: Path) -> list[str]:
-    """What others may read, write or enter under `folder`."""
+    """Return the files under `folder` that other users may read, write or enter."""
     found = [path for path in folder.rglob("*") if not path.is_symlink()]
     assert found
     others = stat.S_IRWXG | stat.S_IRWXO
@@ -52,7 +52,7 @@ def test_what_commands_leave_is_their_owner_s(tmp_path: Path, model: str, lax: N
 
 
 def test_what_parts_write_is_their_owner_s(tmp_path: Path, lax: None) -> None:
-    """Also where no command has set the umask."""
+    """Even if no command has set the umask."""
     made = tmp_path / "made"
     make_private(made)
     (made / "old.json").write_text("readable for all")

@@ -1,4 +1,4 @@
-"""`tpi profile` as people type it: its answers, going on after a kill, and every way to get it wrong."""
+"""`tpi profile`: its output, continuing after a kill, and wrong uses."""
 
 import json
 import subprocess
@@ -154,7 +154,10 @@ def test_training_that_was_stopped_keeps_what_it_collected(pack: Path, monkeypat
 
 
 def test_a_killed_profile_goes_on(pack: Path, tmp_path: Path) -> None:
-    """The process is killed once its first piece is kept; the next one ends what it began, and equals a whole one."""
+    """The process is killed once its first piece is stored.
+
+    The next run continues, and its result equals that of a whole run.
+    """
     words = ["profile", "-m", str(pack), "--text", str(TEXT), "--quiet", "--json"]
     process = subprocess.Popen([*TPI, *words], env=clean(tmp_path / "cache"), stdout=subprocess.PIPE)
     with process:
@@ -174,7 +177,7 @@ def test_a_killed_profile_goes_on(pack: Path, tmp_path: Path) -> None:
 
 
 def test_neurons_are_renumbered_for_their_nodes(pack: Path, tmp_path: Path) -> None:
-    """Three nodes answer as they do with the model's own numbers; a run that uses the new ones keeps them."""
+    """Three nodes answer as they do with the model's own numbers. A pack that a run uses is not removed."""
     save_predictors(pack / "predictors.safetensors", list(exact_predictors(Pack.open(pack)).values()))
     profiled = ("profile", "-m", str(pack), "--text", str(TEXT), "--tokens", "1024", "--split", "1,1,1")
     done = tpi(*profiled, cache=tmp_path / "cache")

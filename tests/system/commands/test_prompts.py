@@ -1,4 +1,4 @@
-"""Where prompts come from, where answers go, and flags beyond reason: in real processes where that is what counts."""
+"""Sources of prompts, outputs of answers, and flags out of range, mostly in real processes."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tpi.errors import UsageError
 
 
 class Stdin(TextIOWrapper):
-    """Standard input that holds `data`, from a pipe or a terminal."""
+    """Standard input that holds `data`, as a pipe or as a terminal."""
 
     def __init__(self, data: bytes, terminal: bool = False) -> None:
         super().__init__(BytesIO(data), encoding="utf-8")

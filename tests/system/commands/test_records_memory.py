@@ -1,4 +1,4 @@
-"""Sparse models that a memory does not hold, as people run them: within it, by neurons, and what is said of that."""
+"""Sparse models that do not fit into memory: runs stay within `--memory`, read neuron by neuron, and say so."""
 
 import json
 import re
@@ -26,7 +26,7 @@ SAID = re.compile(
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """57 MB of neurons in f32, a tenth of them active, numbered as a profile numbers them."""
+    """A pack with 57 MB of neurons in f32, a tenth of them active, numbered as a profile numbers them."""
     use = NeuronUse(rank=32, hot_first=True)
     return write_regular(tmp_path_factory.mktemp("relu") / "pack", SHAPE, use, "f32").path
 

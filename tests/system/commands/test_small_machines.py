@@ -1,4 +1,4 @@
-"""Runs of several nodes where the system gives little: a run that works, or the true cause in one sentence."""
+"""Runs of several nodes with few resources of the system: they work, or one sentence names the true cause."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ from tests.support.commands import TPI, clean
 
 
 def local(cache: Path, model: str, *before: str) -> "subprocess.CompletedProcess[str]":
-    """A run on three nodes, started by the command `before`."""
+    """Run three nodes, started by the command `before`."""
     command = [*before, *TPI, "run", "-m", model, "-p", "1 2", "-n", "2", "-q", "--local", "2"]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=clean(cache))
 

@@ -1,4 +1,4 @@
-"""Runs in a control group with little memory, as in a small container: they choose what fits, or say what would."""
+"""Runs in a control group with little memory, as in a small container: they choose a plan that fits, or name one."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @contextmanager
 def control_group(memory: int) -> Iterator[tuple[str, ...]]:
-    """The directories of a control group of so many bytes, which goes afterwards."""
+    """Make the directories of a control group with a number of bytes; remove them at the end."""
     name = f"tpi-test-{os.getpid()}"
     try:
         folders = make_group(find_hierarchies(), name, Host("small", memory=memory), [])
@@ -36,7 +36,7 @@ def control_group(memory: int) -> Iterator[tuple[str, ...]]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of the demo model in a control group; the first one also packs it."""
+    """Run the demo model in a control group; the first run also packs it."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to make control groups")
     cache = tmp_path_factory.mktemp("cache")

@@ -1,4 +1,4 @@
-"""`tpi bench` and its nodes: figures of all repeats, and of nothing between them."""
+"""`tpi bench` and its nodes: figures cover all repeats, and nothing between them."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ DECODED = GENERATED - 1  # the first token comes of the prompt
 
 
 def slower_and_slower(tokens: int) -> float:
-    """Seconds that a node of this test has computed after so many tokens."""
+    """Return the seconds that a node of this test has computed after a number of tokens."""
     return tokens**2 / 1000
 
 

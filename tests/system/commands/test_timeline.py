@@ -1,4 +1,4 @@
-"""Timelines of whole runs: every node's spans, the ends of the model too, however a command ends."""
+"""Traces of whole runs: every node's spans, with embedding and head, however a command ends."""
 
 import json
 import signal
@@ -47,7 +47,7 @@ def model(tiny_model: Callable[[str], TinyModel]) -> str:
 
 
 def spans(path: Path) -> list[tuple[int, str, str]]:
-    """Node, kind and name of every span in a trace."""
+    """Return node, kind and name of every span in a trace."""
     events = json.loads(path.read_text())["traceEvents"]
     assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in events if event["ph"] == "X")
     return [(event["pid"], event["cat"], event["name"]) for event in events if event["ph"] == "X"]

@@ -1,4 +1,4 @@
-"""A run beside a flood of strangers keeps its speed and its memory. Needs root on Linux."""
+"""A run during a flood of messages from strangers keeps its speed and its memory. Needs root on Linux."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ ROUNDS, TRIES = 3, 3  # the benchmark has 15 rounds, on a machine that does noth
 
 
 def test_a_thousand_strangers_cost_under_a_tenth_of_the_speed() -> None:
-    """Neighbouring rounds are compared, in one of which others may use this machine: the best try counts."""
+    """Neighbouring rounds are compared, and the best try counts, because other programs may use this machine."""
     command = [sys.executable, "-m", "benchmarks.trust.strangers", "--rounds", str(ROUNDS)]
     best = 0.0
     for _ in range(TRIES):

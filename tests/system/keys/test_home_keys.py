@@ -23,7 +23,7 @@ ANSWER = ["--raw", "--temp", "0", "-n", "6", "-p", "Hello", "--split", "equal"]
 
 
 class Home:
-    """Devices a, b, c with a folder of keys and a cache each."""
+    """Devices a, b, c, each with a folder of keys and a cache."""
 
     def __init__(self, bed: Testbed, root: Path) -> None:
         self.bed, self.root = bed, root
@@ -42,7 +42,7 @@ class Home:
 
     @contextmanager
     def worker(self, device: str) -> Iterator[str]:
-        """A worker on `device`; its address."""
+        """Run a worker on `device`; yield its address."""
         listen = ("worker", "--listen", f"{self.bed.address(device)}:9990", "--no-announce", "--name", device)
         with started(self.start(device, *listen)) as process:
             assert process.stdout is not None
@@ -52,7 +52,7 @@ class Home:
                 process.send_signal(signal.SIGTERM)
 
     def pair(self, host: str, guest: str) -> None:
-        """By a code that `host` shows and `guest` types."""
+        """Pair two devices by a code that `host` shows and `guest` enters."""
         with started(self.start(host, "pair", "--listen", f"{self.bed.address(host)}:9993", "--name", host)) as waiting:
             assert waiting.stdout is not None
             with waiting.stdout:
@@ -67,7 +67,7 @@ class Home:
 def test_machines_are_strangers_before_pairing_or_once_revoked(
     tmp_path: Path, tiny_model: Callable[[str], TinyModel]
 ) -> None:
-    """The workers are paired with the master, and not with each other: it introduces them for the mesh."""
+    """The workers are paired with the master, but not with each other: it tells them each other's keys for the mesh."""
     model = str(tiny_model("llama").directory)
     with Testbed.start(wheel(3, 1e9, 0.0005), "tun", root=tmp_path / "bed") as bed:
         home = Home(bed, tmp_path)

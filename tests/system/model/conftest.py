@@ -1,4 +1,4 @@
-"""SmolLM2-135M, fetched and packed in f32 once for all tests here, whichever of pytest's processes they run in."""
+"""SmolLM2-135M, downloaded and packed in f32 once for all tests here, also with several pytest processes."""
 
 import os
 from pathlib import Path

@@ -38,7 +38,7 @@ class Quality:
 
 
 class Text:
-    """The text in chunks, with what f32 weights say of it."""
+    """The text in chunks, with the log probabilities of f32 weights."""
 
     def __init__(self, original: Pack, folder: Path) -> None:
         ids = Tokenizer.load(original).encode(TEXT.read_text())
@@ -47,13 +47,13 @@ class Text:
         self.expected = list(self.log_probabilities(original))
 
     def log_probabilities(self, pack: Pack, kv: KvDtype | None = None) -> Iterator[F32]:
-        """`[tokens, vocab]` for each chunk."""
+        """Return log probabilities `[tokens, vocab]` of each chunk."""
         with in_process_engine(pack, [1], self._folder, chunk=CHUNK, context=CHUNK + 1, kv=kv) as engine:
             for chunk in self.chunks:
                 yield log_softmax(engine.logits(chunk))
 
     def quality(self, pack: Pack, kv: KvDtype | None = None, chunks: int | None = None) -> Quality:
-        """Of the first `chunks` chunks, or of all."""
+        """Return the quality over the first `chunks` chunks, or over all."""
         divergences, losses = [], []
         found_of = islice(self.log_probabilities(pack, kv), chunks)
         for chunk, expected, found in zip(self.chunks, self.expected, found_of, strict=False):
@@ -64,7 +64,7 @@ class Text:
 
 
 class Packs:
-    """A model in any format, packed when asked for."""
+    """Packs of a model in any format, made when a test needs them."""
 
     def __init__(self, opened: OpenedSource, folder: Path) -> None:
         self._folder = folder
@@ -82,7 +82,7 @@ def log_softmax(logits: F32) -> F32:
 
 
 def surprise(log_probabilities: F32, tokens: list[int]) -> F32:
-    """Minus the log probability of each token but the first."""
+    """Return minus the log probability of each token but the first."""
     return np.asarray(-log_probabilities[np.arange(len(tokens) - 1), tokens[1:]], np.float32)
 
 
@@ -98,7 +98,7 @@ def packs(request: pytest.FixtureRequest, gguf: Path, tmp_path_factory: pytest.T
 
 @pytest.mark.timeout(300)
 def test_f32_is_the_model_as_it_was(pack: Pack, text: Text, packs: Packs) -> None:
-    """Their order changes nothing. (That f32 as it stands in the file equals transformers is for test_smollm2.)"""
+    """The order of weights changes nothing. test_smollm2.py compares f32 with transformers."""
     assert kv_dtype(pack) == "f32"
     quality = text.quality(packs.get("f32"), chunks=1)
     assert abs(quality.divergence) < 1e-6
@@ -114,7 +114,10 @@ def test_q8_keys_and_values(text: Text, packs: Packs) -> None:
 
 @pytest.mark.timeout(300)
 def test_q4_keys_and_values(text: Text, packs: Packs) -> None:
-    """A small model feels 4 bits: what was reached, with keys spread; without, the divergence is 0.057."""
+    """4 bits change a small model noticeably.
+
+    The bounds are what is reached with the Hadamard transform; without, the divergence is 0.057.
+    """
     quality = text.quality(packs.get("f32"), kv="q4", chunks=2)
     assert 0 < quality.divergence < 0.045
     assert quality.perplexity < 1.08

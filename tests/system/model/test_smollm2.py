@@ -26,7 +26,7 @@ GREEDY = Sampling(temperature=0)
 
 @dataclass(frozen=True)
 class Expected:
-    """What transformers generates: ids, and by how much the best logit led at each step."""
+    """The tokens that transformers generates, and the lead of the best logit at each step."""
 
     prompt: list[int]
     tokens: list[int]
@@ -74,7 +74,7 @@ def test_greedy_tokens_equal_those_of_transformers(
 
 
 def assert_same_or_tied(made: list[int], wanted: Expected) -> None:
-    """Equal up to the first step where the two best logits are nearly tied; after that either way is right."""
+    """Check that tokens are equal up to the first step with nearly tied best logits; later tokens may differ."""
     for made_token, token, lead in zip(made, wanted.tokens, wanted.leads, strict=True):
         if made_token != token:
             assert lead < NEAR_TIE, (made, wanted.tokens)

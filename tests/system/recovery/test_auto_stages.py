@@ -1,4 +1,4 @@
-"""Stages that are planned: chosen by speeds and links, and anew for the workers that are left or have joined."""
+"""Stages that the planner chooses by speeds and links, and again for the workers that remain or have joined."""
 
 import signal
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def far_apart(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, latency: float = 0.02, **options: Any
 ) -> Iterator[tuple[Session, dict[str, Laptop]]]:
-    """A session over two laptops that are all to be used, planned as if each link took `latency` seconds."""
+    """A session over two laptops, both of which are used, planned as if each link took `latency` seconds."""
 
     def home(own: NodeMachine, neighbours: Sequence[Neighbour], links: WorkerLinks) -> Home:
         found = home_of_neighbours(own, neighbours, links)

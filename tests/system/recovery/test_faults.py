@@ -1,4 +1,4 @@
-"""Faults that stop no process: a computation that hangs, clocks that step, the same faults through the commands."""
+"""Faults that stop no process: a computation that hangs, clocks that step, and the same faults with commands."""
 
 import os
 import signal
@@ -41,12 +41,12 @@ def model(tiny_model: Callable[[str], TinyModel]) -> str:
 
 
 def stop_computing(laptop: Laptop) -> None:
-    """Have its computing hang for good at the next step, while its I/O thread lives: it answers, and does nothing."""
+    """Make the worker's computation hang for good at the next step, while its I/O thread still answers."""
     (laptop.cache / "hang").touch()
 
 
 def test_compute_hung_io_thread_alive(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noticed by progress, not by ping: it was heard all the time until it is left out, and got nothing done."""
+    """The lack of progress shows it, not the heartbeats, which arrive until the worker is left out."""
     monkeypatch.setattr(deploy, "NodeOptions", partial(NodeOptions, timeout_s=2.0))
     with house(tmp_path, 2) as laptops:
         hanging = laptops[1]
@@ -75,7 +75,7 @@ def test_compute_hung_io_thread_alive(tmp_path: Path, model: str, monkeypatch: p
 
 
 def test_clock_step_of_an_hour(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing happens: no wait and no lease asks what time of day it is, neither the master's nor a worker's."""
+    """Nothing happens, because no wait and no lease uses the time of day of the master or of a worker."""
     real, steps = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + steps[0])
     with house(tmp_path, 1) as laptops, closing(Net()) as net:
@@ -84,7 +84,7 @@ def test_clock_step_of_an_hour(tmp_path: Path, model: str, monkeypatch: pytest.M
         laptops[0].start()
 
         def apart() -> float:
-            """Seconds that the worker's clock is ahead of this machine's."""
+            """Return the seconds that the worker's clock is ahead of this machine's."""
             (asked,) = ask(net, [laptops[0].address])
             assert asked.condition
             return asked.condition.clock - real()
@@ -104,7 +104,7 @@ def test_clock_step_of_an_hour(tmp_path: Path, model: str, monkeypatch: pytest.M
 
 
 def test_tpi_run_goes_on_after_a_lost_worker(tmp_path: Path, model: str) -> None:
-    """Its text is that of a run without a fault, and nothing of it stays behind."""
+    """Its text is that of a run without a fault, and it leaves no process behind."""
     command = [*TPI, "run", "-m", model, "-p", "Hello", "--raw", "--temp", "0", "-n", "200", "--local", "2"]
     whole = subprocess.run(command, capture_output=True, env=clean(tmp_path), timeout=100, check=True).stdout
     with subprocess.Popen(

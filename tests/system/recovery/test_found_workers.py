@@ -1,4 +1,4 @@
-"""Workers that are found, not named, and cannot help after all: the run goes on without them, and says why."""
+"""Workers that are found by announcements but cannot help: the run continues without them, and says why."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ SMALL_FILES = ("sh", "-c", 'ulimit -f 8; exec "$@"', "sh")  # 4 KiB, where shard
 
 
 def found(monkeypatch: pytest.MonkeyPatch, *laptops: Laptop, later: Sequence[Laptop] = ()) -> None:
-    """Replace discovery: it finds `laptops`, which are free, and hears of those in `later`, which may become free."""
+    """Replace discovery: it finds `laptops`, which are free, and reports those in `later`, which may become free."""
 
     def willing(policy: object, say: object, hear: Callable[[str], None], using: object) -> list[str]:
         for one in later:
@@ -32,7 +32,7 @@ def found(monkeypatch: pytest.MonkeyPatch, *laptops: Laptop, later: Sequence[Lap
 
 
 def only_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The master alone does not hold the model."""
+    """Make the plan of the master alone fail, as with too little memory."""
     deploy = Deployer.deploy
 
     def refuse(self: Deployer, shares: list[float]) -> object:
@@ -51,7 +51,7 @@ def test_a_left_out_worker_joins_when_it_can_help(
     monkeypatch.setattr(recruits, "RETRY_S", 0.1)
 
     def joined(session: Session) -> list[str]:
-        """The nodes before and after a worker is ready, and one more request has begun."""
+        """Return the nodes before and after a worker is ready and one more request has begun."""
         until(lambda: bool(session._cluster.recruits.ready))
         before = list(session.names)
         assert len(timed_answer(session, PROMPT, LENGTH).tokens) == LENGTH

@@ -1,4 +1,4 @@
-"""Ctrl-C of `tpi batch` while it goes on without a lost worker: it ends there, and loses no request."""
+"""Ctrl-C of `tpi batch` while it recovers from a lost worker: it ends at once, and loses no request."""
 
 import json
 import os
@@ -33,14 +33,14 @@ def written(path: Path) -> Path:
 
 
 def wait_for_workers(self: Deployer, deploy: Deploy, shares: Sequence[float]) -> Deployment:
-    """A deployment whose workers never are ready."""
+    """Wait for ever, like a deployment whose workers are never ready."""
     while True:
         self.cluster.poll()
         Event().wait(0.01)
 
 
 def come_too_late(self: Deployer, deploy: Deploy, shares: Sequence[float]) -> Deployment:
-    """A deployment that begins to load when it is no longer wanted."""
+    """Begin to load only when the deployment is no longer wanted."""
     while not self.cluster._broken_off:
         Event().wait(0.01)
     return deploy(self, shares)

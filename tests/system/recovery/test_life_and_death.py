@@ -39,7 +39,7 @@ def model(tiny_model: Callable[[str], TinyModel]) -> str:
 
 @pytest.fixture
 def home(tmp_path: Path, model: str) -> Iterator[tuple[Session, list[Laptop]]]:
-    """A session on three workers and the master, and the three."""
+    """A session on three workers and the master, and the three workers."""
     with house(tmp_path, 3) as laptops:
         options = RunOptions(model, workers=tuple(one.address for one in laptops), cache=tmp_path / "master")
         with Session(options) as session:
@@ -47,7 +47,7 @@ def home(tmp_path: Path, model: str) -> Iterator[tuple[Session, list[Laptop]]]:
 
 
 def names(session: Session) -> tuple[str, ...]:
-    """The names of the nodes."""
+    """Return the names of the nodes."""
     return session.names
 
 
@@ -56,7 +56,7 @@ def expected(session: Session) -> list[int]:
 
 
 def everybody(session: Session, count: int = 4) -> None:
-    """Wait until all workers are back, and have them used."""
+    """Wait until all workers are back and in use."""
     cluster = session._cluster
     until(lambda: len(cluster.workers) + len(cluster.recruits.ready) == count - 1)
     timed_answer(session, PROMPT, 1)
@@ -64,7 +64,7 @@ def everybody(session: Session, count: int = 4) -> None:
 
 
 class Noticed:
-    """Notes when the master of a session takes a worker for lost."""
+    """Records the time at which the master of a session takes a worker for lost."""
 
     def __init__(self, session: Session, patch: pytest.MonkeyPatch) -> None:
         self.at = 0.0  # on `time.monotonic`
@@ -77,7 +77,7 @@ class Noticed:
 
 
 def test_worker_killed_mid_token(home: tuple[Session, list[Laptop]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noticed in 1 s, and it goes on with the survivors in 10 s."""
+    """The loss is noticed within 1 s, and the answer continues with the other workers within 10 s."""
     session, laptops = home
     wanted, noticed = expected(session), Noticed(session, monkeypatch)
     killed, said = list[float](), list[str]()
@@ -106,7 +106,7 @@ def test_worker_killed_mid_token(home: tuple[Session, list[Laptop]], monkeypatch
 
 
 def test_worker_frozen_then_woken(home: tuple[Session, list[Laptop]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is lost within 3 s, what it sends when it wakes changes nothing, and it joins again."""
+    """It is lost within 3 s. Its messages after waking change nothing, and it joins again."""
     session, laptops = home
     wanted, noticed = expected(session), Noticed(session, monkeypatch)
     frozen = list[float]()
@@ -156,7 +156,7 @@ def test_kills_and_freezes_at_random_moments(home: tuple[Session, list[Laptop]],
 
 
 def left_clients(session: Session) -> None:
-    """A worker that was killed after the last token is missed by the next request only."""
+    """A worker that is killed after the last token is noticed only at the next request."""
     timed_answer(session, PROMPT, 3)
     everybody(session)
 
@@ -216,13 +216,13 @@ def test_a_worker_that_comes_back_is_used_at_once_with_rebalance(tmp_path: Path,
 
 
 def tight(model: str, tmp_path: Path, laptops: list[Laptop], **more: float) -> RunOptions:
-    """Options under which the master needs its worker: alone it has one share too many."""
+    """Return options for a session with one worker, which the master is then made to need (`too_small_alone`)."""
     options = RunOptions(model, workers=(laptops[0].address,), cache=tmp_path / "m")
     return replace(options, patience=more.get("patience", 60.0))
 
 
 def too_small_alone(session: Session, patch: pytest.MonkeyPatch) -> None:
-    """The plan of a master that is alone is refused, as it is where its memory is too small."""
+    """Make the plan of a master without workers fail, as with too little memory."""
     from tpi.errors import PlanError
 
     deployer = session._deployer
@@ -239,7 +239,10 @@ def too_small_alone(session: Session, patch: pytest.MonkeyPatch) -> None:
 def test_a_lid_that_closes_and_opens_again_costs_a_pause(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The rest cannot hold the model: that is said, the tokens are kept, and it goes on when the laptop is back."""
+    """The other nodes cannot hold the model.
+
+    A message says so, tokens are kept, and the answer continues when the laptop is back.
+    """
     with house(tmp_path, 1) as laptops, Session(tight(model, tmp_path, laptops)) as session, ExitStack() as stack:
         wanted = expected(session)
         too_small_alone(session, monkeypatch)
@@ -258,7 +261,7 @@ def test_a_lid_that_closes_and_opens_again_costs_a_pause(
 
 
 def wake(session: Session, laptop: Laptop) -> None:
-    """Open the lid, once the master has noticed that it was closed."""
+    """Wake the laptop, once the master has noticed that it is asleep."""
     until(lambda: not session._cluster.workers)
     laptop.signal(signal.SIGCONT)
 
@@ -279,14 +282,14 @@ def test_patience_ends(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_master_killed(tmp_path: Path) -> None:
-    """Its workers are free in 1 s, return their memory, keep their shards, and serve the next one in 10 s."""
+    """Its workers are free within 1 s, release their memory, keep their shards, and serve the next one within 10 s."""
     model = str(pull("smollm2-135m", default_cache()))
     with house(tmp_path, 2) as laptops, closing(Net()) as net:
         workers = tuple(one.address for one in laptops)
         idle = [one.memory for one in laptops]
 
         def killed() -> float:
-            """Kill a master that has its workers; when."""
+            """Kill a master that has workers; return the time."""
             with serving(model, workers, tmp_path / "m") as master:
                 used = [one.memory - before for one, before in zip(laptops, idle, strict=True)]
                 assert min(used) > 2 * KEPT
@@ -316,7 +319,7 @@ def free(net: Net, address: str) -> bool:
 
 
 def test_a_dismissed_worker_is_idle_and_free(tmp_path: Path) -> None:
-    """It returns its memory, keeps its shards, and the next master has it; the others answer on."""
+    """It releases its memory, keeps its shards, and serves the next master; the other workers answer on."""
     model = str(pull("smollm2-135m", default_cache()))
     with house(tmp_path, 2) as laptops:
         workers, idle = tuple(one.address for one in laptops), laptops[1].memory
@@ -336,7 +339,7 @@ def test_a_dismissed_worker_is_idle_and_free(tmp_path: Path) -> None:
 
 @contextmanager
 def serving(model: str, workers: Sequence[str], cache: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A master in a process of its own, which has answered nothing yet."""
+    """Run a master in a process of its own, which has answered nothing yet."""
     command = [*TPI, "serve", "-m", model, "--workers", ",".join(workers), "--port", "0", "-c", "64", "-q"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean(cache)) as process:
         try:

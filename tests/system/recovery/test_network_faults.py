@@ -1,4 +1,4 @@
-"""Faults of the network, in namespaces: a way is cut, or a link is slow and loses packets. Needs root on Linux."""
+"""Faults of the network, in namespaces: a path is cut, or a link is slow and loses packets. Needs root on Linux."""
 
 import math
 import os
@@ -30,7 +30,7 @@ _TRIES = 3  # where the host is seen to stand still meanwhile
 
 @contextmanager
 def workers(bed: Testbed, root: Path) -> Iterator[tuple[str, dict[str, StderrLog]]]:
-    """Workers on b and c: their addresses, and what each says."""
+    """Run workers on b and c: their addresses, and the output of each."""
 
     def start(device: str) -> "subprocess.Popen[bytes]":
         command = [*TPI, "worker", "--listen", f"{bed.address(device)}:9990", "--no-announce", "--name", device]
@@ -50,7 +50,7 @@ def workers(bed: Testbed, root: Path) -> Iterator[tuple[str, dict[str, StderrLog
 
 @contextmanager
 def killed(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """At the end of the block."""
+    """Kill the process at the end of the block."""
     try:
         yield
     finally:
@@ -69,7 +69,7 @@ def run(
 
 @dataclass
 class Agreed:
-    """Seconds until the master goes on with the others, all that it says meanwhile, and all that b does."""
+    """Seconds until the master continues with the others, all its output meanwhile, and all output of b."""
 
     seconds: float
     said: str
@@ -77,9 +77,9 @@ class Agreed:
 
 
 def struck(root: Path, model: str, cut: tuple[str, str], sums: Sequence[str]) -> Agreed:
-    """Have nothing get from one device to another while three answer: the answer is the same.
+    """Cut the path from one device to another while three answer, and check the answer.
 
-    `sums` are options that say how the nodes work together.
+    `sums` are options for the collective.
     """
     bed_of_three = Testbed.start(wheel(3, 1e9, 0.002), "tun", root=root / "bed")
     with bed_of_three as bed, workers(bed, root) as (addresses, by):
@@ -96,7 +96,10 @@ def struck(root: Path, model: str, cut: tuple[str, str], sums: Sequence[str]) ->
 
 
 def agreed(row: str, once: Callable[[Path], Agreed], root: Path, *sentences: str) -> None:
-    """In 5 s all go on as `sentences` say; another is missed only where the host is seen to have stood still."""
+    """Check that all continue within 5 s with messages like `sentences`.
+
+    Other nodes may be lost only if the host stood still.
+    """
 
     def tried(number: int) -> dict[str, float]:
         with Stillness() as host:
@@ -110,9 +113,9 @@ def agreed(row: str, once: Callable[[Path], Agreed], root: Path, *sentences: str
 
 @pytest.mark.parametrize("cut", [("b", "a"), ("a", "b")], ids=["from the worker", "to the worker"])
 def test_one_way_drop(tmp_path: Path, tiny_model: Callable[[str], TinyModel], cut: tuple[str, str]) -> None:
-    """Nothing gets through one way, everything the other: the worker is left out, and no other.
+    """No packet gets through in one direction. Only that worker is left out.
 
-    It cannot be told: to the end it has only named its master, under the epoch of a plan that is over.
+    It cannot be told, so its last message is of the old plan.
     """
     model = str(tiny_model("llama").directory)
 
@@ -128,7 +131,7 @@ def test_one_way_drop(tmp_path: Path, tiny_model: Callable[[str], TinyModel], cu
 def test_one_way_drop_between_workers(
     tmp_path: Path, tiny_model: Callable[[str], TinyModel], cut: tuple[str, str]
 ) -> None:
-    """Both are heard by the master, and wait in a circle: one of them is left out, by that and not by a deadline."""
+    """The master hears both workers, which wait in a circle. It leaves out one of them, before any deadline."""
     model = str(tiny_model("llama").directory)
     circle = "both run, but nothing gets from one to the other"
     agreed("one-way drop between workers", lambda root: struck(root, model, cut, MESH), tmp_path, circle)
@@ -144,7 +147,7 @@ def test_one_way_drop_between_stages(tmp_path: Path, cut: tuple[str, str]) -> No
 
 
 def test_slow_link(tmp_path: Path, tiny_model: Callable[[str], TinyModel]) -> None:
-    """1 Mbit/s, 200 ms, and a packet in 20 lost on the way: that takes long, and no worker is taken for lost."""
+    """1 Mbit/s, 200 ms, and 5% of packets lost: the run takes long, but no worker is taken for lost."""
     model = str(tiny_model("llama").directory)
     topology = star("far", tuple(Host(name) for name in "abc"), HostLink(("", ""), 1e6, 0.1, loss=0.025))
 
@@ -159,7 +162,7 @@ def test_slow_link(tmp_path: Path, tiny_model: Callable[[str], TinyModel]) -> No
 
 
 def slowly(root: Path, model: str, topology: Topology) -> tuple[int, str, str]:
-    """The exit code of three far devices, their answer, and what the master says."""
+    """Return the exit code of a run on three far devices, its answer, and the master's output."""
     with Testbed.start(topology, "tun", root=root / "bed") as bed, workers(bed, root) as (addresses, _):
         process = run(bed, root, model, addresses, 8)
         output, said = process.communicate(timeout=110)

@@ -1,4 +1,4 @@
-"""Slow links that lose and a worker whose machine is busy: no worker is taken for lost. Needs root on Linux."""
+"""Slow links with losses and a busy worker: no worker is taken for lost. Needs root on Linux."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ REQUESTS, EVERY_S = 3, 20
 @pytest.mark.waits
 @pytest.mark.timeout(660)
 def test_slow_links_evict_no_worker() -> None:
-    """The benchmark of an hour, shorter; it waits most of the time, and may be slow: others run beside it."""
+    """A shorter form of the benchmark, which takes an hour. It mostly waits, so other tests run at the same time."""
     command = [sys.executable, "-m", "benchmarks.trust.patience"]
     command += ["--minutes", str(REQUESTS * EVERY_S / 60), "--every", str(EVERY_S)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)

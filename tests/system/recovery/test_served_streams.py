@@ -13,7 +13,7 @@ STRIKES = {"kill": 5, "freeze": 2}  # ten, with the kills of test_streams
 
 @pytest.mark.timeout(420)
 def test_eight_api_streams_lose_no_token_when_workers_are_struck() -> None:
-    """The benchmark, shorter; it fails if a stream is changed, or if anything is left of any of it."""
+    """A shorter form of the benchmark. It fails if a stream is changed, or if anything is left behind."""
     command = [sys.executable, "-m", "benchmarks.trust.streams"]
     for kind, count in STRIKES.items():
         command += [f"--{kind}s", str(count)]

@@ -1,4 +1,4 @@
-"""Stages: a node that is lost in any of them costs no token, and what one stage computes reaches no other node."""
+"""Stages: losing a node of any stage costs no token, and what a stage computes reaches no other node."""
 
 import signal
 import sys
@@ -40,7 +40,7 @@ def staged(
     prepare: Callable[[Sequence[Laptop]], object] = len,
     draft: str | None = None,
 ) -> Iterator[tuple[Session, dict[str, Laptop]]]:
-    """A session over three laptops in this layout."""
+    """Run a session over three laptops in this layout."""
     with house(tmp_path, 3) as laptops:
         prepare(laptops)
         addresses = tuple(each.address for each in laptops)
@@ -136,7 +136,7 @@ def test_nodes_outside_the_layout_hold_nothing_and_answers_are_the_same(tmp_path
 
 
 def test_layers_that_share_keys_stay_together_after_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They can be cut in few places; the nodes that are left get stages that are cut there."""
+    """Such a model can be cut in few places; the stages of the remaining nodes are cut there."""
     make_model("gemma4staged", tmp_path / "model")
     with staged(tmp_path, str(tmp_path / "model"), "0:a,1-5:master+b") as (session, laptops):
         said = list[str]()

@@ -1,4 +1,4 @@
-"""Eight answers at once, as a server runs them, over workers that are killed and come back."""
+"""Eight answers at once, as a server computes them, over workers that are killed and come back."""
 
 import signal
 from collections.abc import Callable
@@ -21,7 +21,7 @@ PROMPTS = [[5 + number, 6, 7 + number, 8] for number in range(STREAMS)]
 
 
 class Stream:
-    """Hears one answer."""
+    """A listener to one answer."""
 
     def __init__(self, at: Callable[[], None]) -> None:
         self._at = at

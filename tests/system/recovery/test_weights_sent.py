@@ -1,4 +1,4 @@
-"""Weights travel once: the bytes that a run, a recovery and a worker with the files of its own have sent."""
+"""Weights are sent once: the bytes sent in a run, in a recovery, and to a worker that has the files itself."""
 
 import signal
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tpi.pack.reader import Pack
 
 
 def units_of_plan(plan: Assign) -> set[tuple[bytes, str, int]]:
-    """Every unit of a node's plan."""
+    """Return every unit of a node's plan."""
     return {
         (block.id, plan.layouts[run.layout].name, unit)
         for block in plan.blocks

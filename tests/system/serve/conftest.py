@@ -1,4 +1,4 @@
-"""The page in a browser, over a server with SmolLM2 on three local nodes: one for each module of its tests."""
+"""The page in a browser, with a server of SmolLM2 on three local nodes, for each module of its tests."""
 
 import re
 import signal
@@ -41,7 +41,7 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(params=[PHONE, DESKTOP], ids=["phone", "desktop"])
 def page(request: pytest.FixtureRequest, window: Browser, page_url: str) -> Browser:
-    """The page with its key given and no conversation yet; its answers are greedy, so that short ones end."""
+    """The page with its key entered and no conversation yet; answers are greedy, so that short answers end."""
     window.size(*request.param)
     window.open(f"{page_url}/page/icon.svg")  # of the same origin, and does nothing
     window.run(

@@ -1,4 +1,4 @@
-"""Attacks by a real client on a real server; a second client streams meanwhile, and must not notice."""
+"""Attacks by a real client on a real server; a second client streams meanwhile, and must not be disturbed."""
 
 import json
 import resource
@@ -92,7 +92,7 @@ def descriptors() -> Iterator[None]:
 
 
 def held(target: Target, stack: ExitStack, begin: bytes) -> socket.socket:
-    """A connection that has said so much, and says no more."""
+    """Open a connection that has sent a given text and sends no more."""
     one = stack.enter_context(socket.create_connection(("127.0.0.1", target.port), timeout=60))
     one.sendall(begin)
     return one
@@ -171,7 +171,7 @@ REQUESTS, AT_ONCE, GROWTH = 2000, 8, 24 << 20
 
 
 def test_thousands_of_mixed_requests_leave_nothing_behind(served: Target) -> None:
-    """Memory, descriptors and threads are back where they were after the first hundreds."""
+    """Memory, descriptors and threads are back at their numbers after the first hundreds of requests."""
     limits = httpx.Limits(max_connections=AT_ONCE)
     with (
         httpx.Client(base_url=served.http.base_url, timeout=100, limits=limits) as http,
@@ -201,12 +201,12 @@ def test_thousands_of_mixed_requests_leave_nothing_behind(served: Target) -> Non
 
 
 def nested(depth: int) -> str:
-    """JSON of lists in lists."""
+    """Return JSON of nested lists."""
     return "[" * depth + "]" * depth
 
 
 def called(arguments: str) -> dict[str, Any]:
-    """A conversation with an earlier call of these arguments."""
+    """Return a conversation with an earlier tool call of these arguments."""
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
     turns = [
         {"role": "user", "content": "Hi"},
@@ -217,7 +217,7 @@ def called(arguments: str) -> dict[str, Any]:
 
 
 def shaped(schema: dict[str, Any]) -> dict[str, Any]:
-    """A request for JSON of a schema."""
+    """Return a request for JSON that follows a schema."""
     return said(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
 
 
@@ -259,7 +259,7 @@ def test_bodies_that_cost_much_more_than_they_are_long(kind: str, served: Target
 
 
 def test_a_template_outlasts_nothing(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
-    """A template that computes in C without end is stopped, and other clients of the server do not wait for it."""
+    """A template that computes without end in C is stopped, and other clients of the server do not wait for it."""
     model = tmp_path / "model"
     shutil.copytree(tiny_model("llama").directory, model)
     settings = json.loads((model / "tokenizer_config.json").read_text())

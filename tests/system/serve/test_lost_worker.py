@@ -1,4 +1,4 @@
-"""A worker that is killed while a stream runs: the client gets the same tokens to the end, a little later."""
+"""A worker is killed during a stream: the client gets the same tokens to the end, a little later."""
 
 import json
 import re
@@ -25,7 +25,7 @@ BODY = {
 
 
 def stream(http: httpx.Client, at: Callable[[int], None] = lambda count: None) -> list[str]:
-    """The tokens of an answer; `at` is called with how many there are, after each event."""
+    """Return the tokens of an answer; call `at` with their number after each event."""
     tokens: list[str] = []
     with http.stream("POST", "/v1/chat/completions", json=BODY) as answer:
         lines = [line for line in _heard(answer, tokens, at) if line]
@@ -44,7 +44,7 @@ def _heard(answer: httpx.Response, tokens: list[str], at: Callable[[int], None])
 
 
 def test_a_stream_goes_on_with_the_same_tokens(tmp_path: Path, tiny_model: Callable[[str], TinyModel]) -> None:
-    """One worker is killed under the second stream, the other freezes under the third."""
+    """One worker is killed during the second stream, the other is frozen during the third."""
     with house(tmp_path, 2) as laptops:
         model, workers = str(tiny_model("llama").directory), ",".join(one.address for one in laptops)
         with serving(tmp_path, "-m", model, "--workers", workers) as http:
@@ -71,7 +71,7 @@ TIGHT = ("-c", str(LONG), "--memory", "12MiB", "--split", "1,2")
 
 
 def long_model(directory: Path, root: Path) -> Path:
-    """The same model, made for a longer context."""
+    """The same model, with a longer context."""
     shutil.copytree(directory, root)
     config = json.loads((root / "config.json").read_text())
     (root / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONG}))
@@ -81,7 +81,7 @@ def long_model(directory: Path, root: Path) -> Path:
 def test_a_server_that_waits_for_a_worker_ends_on_a_signal(
     tmp_path: Path, tiny_model: Callable[[str], TinyModel]
 ) -> None:
-    """Without the worker the model does not fit; the answer that waits for it ends with a reason, and all is gone."""
+    """Without the worker the model does not fit. The waiting answer ends with a reason, and no process remains."""
     model = long_model(tiny_model("llama").directory, tmp_path / "model")
     with house(tmp_path, 1) as (laptop,):
         flags = ("--workers", laptop.address, "--patience", "3600", *TIGHT)

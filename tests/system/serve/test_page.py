@@ -1,4 +1,4 @@
-"""The page as people use it, in a headless Chromium: SmolLM2 on three local nodes."""
+"""The page in a headless Chromium, with SmolLM2 on three local nodes."""
 
 import re
 
@@ -158,7 +158,7 @@ def test_what_the_server_refuses_is_said(page: Browser) -> None:
 
 
 def ask(page: Browser, text: str) -> None:
-    """Ask, and stop the answer once it is there, or wait for its end."""
+    """Send a message, and stop the answer once it has begun, or wait for its end."""
     page.run("document.getElementById('prompt').focus()")
     page.type(text, ENTER)
     page.wait(f"{LIVE} > 0 || document.querySelector('.answer .after')?.innerText")

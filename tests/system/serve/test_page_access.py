@@ -1,4 +1,4 @@
-"""What axe (axe-core, MPL-2.0, of the package axe-core-python) finds on the page: nothing that is serious."""
+"""The accessibility of the page: axe (axe-core, MPL-2.0, of the package axe-core-python) finds nothing serious."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +31,7 @@ def look(page: Browser, theme: str) -> None:
 
 
 def test_axe_finds_nothing_serious(page: Browser) -> None:
-    """The empty page, a conversation beside the house, an edit, each drawer, the key; phones are light here."""
+    """The empty page, an answer, an edit, each drawer, and the entry of the key; phones use the light theme here."""
     assert AXE
     theme = "light" if page.run("return innerWidth") < 600 else "dark"
     page.run(AXE.read_text())

@@ -1,4 +1,4 @@
-"""What a model writes, as the page shows it: Markdown, and nothing else."""
+"""A model's text as the page shows it: Markdown only."""
 
 import re
 

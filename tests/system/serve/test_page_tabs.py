@@ -1,4 +1,4 @@
-"""The page in several tabs of one browser: they share what is kept, and none loses what another has kept."""
+"""The page in several tabs of one browser: they share what is stored, and no tab loses another tab's changes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,14 +59,14 @@ return Array.from({ length: 200 }, (_, seed) => lost((seed + 1) * 7919)).filter(
 
 
 def in_page(window: Browser, url: str, script: str, *arguments: object) -> Any:
-    """What `script` returns, which may make stores over storages."""
+    """Return the result of `script`, which may create stores with given storages."""
     window.open(f"{url}/page/icon.svg")
     return window.run(f"return (async function () {{ {_STORES}\n{script} }}).apply(null, arguments)", *arguments)
 
 
 @contextmanager
 def another_tab(page: Browser, url: str) -> Iterator[tuple[str, str]]:
-    """The same page in a second tab, which is shown; the handles of the first and of this one."""
+    """Open the same page in a second tab, and show it; return the handles of the first tab and of this one."""
     first = page.tab()
     second = page.open_tab()
     page.open(f"{url}/")

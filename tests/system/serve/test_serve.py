@@ -1,4 +1,4 @@
-"""`tpi serve` as people start it: SmolLM2 on three local nodes, curl, the official clients, signals."""
+"""`tpi serve` with SmolLM2 on three local nodes, curl, the official clients, and signals."""
 
 import json
 import os
@@ -104,7 +104,7 @@ def test_lines_of_the_page(line: str, url: str) -> None:
 
 
 def test_the_line_of_the_readme(url: str) -> None:
-    """It is for a server without a key at the usual port."""
+    """The README's command is for a server without a key at the default port."""
     (line,) = re.findall(r"^curl (?:.*\\\n)*.*$", (ROOT / "README.md").read_text(), re.MULTILINE)
     here = line.replace("http://127.0.0.1:8080", url) + f" -H 'x-api-key: {KEY}'"
     done = subprocess.run(["bash", "-c", here], capture_output=True, text=True, timeout=120, check=True)
@@ -193,7 +193,7 @@ def test_anthropics_client(url: str) -> None:
 
 
 def test_a_small_crowd_leaves_nothing_behind(url: str) -> None:
-    """Including slow readers, which the server has to wait for; `python -m benchmarks crowd` has a thousand."""
+    """Some clients read slowly, so the server has to wait; `python -m benchmarks crowd` has a thousand clients."""
     at = urlsplit(url)
     arguments = [str(at.hostname), str(at.port), "60", "8", KEY]
     ends = subprocess.run(
@@ -203,7 +203,7 @@ def test_a_small_crowd_leaves_nothing_behind(url: str) -> None:
     assert json.loads(ends.stdout) == {"done": 60}
 
     def left() -> tuple[int, int, int]:
-        """Numbers of running and waiting requests, and of pages that are held."""
+        """Return the numbers of running and waiting requests, and of pages in use."""
         house = httpx.get(f"{url}/house", headers={"x-api-key": KEY}, timeout=60).json()
         return house["running"], house["waiting"], house["pages"]["held"]
 

@@ -1,4 +1,4 @@
-"""The memory window in the house: of a model that does not fit, on two nodes, while it answers."""
+"""The page's view of the memory window, for a model that does not fit, on two nodes, during an answer."""
 
 from pathlib import Path
 from time import monotonic

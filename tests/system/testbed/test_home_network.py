@@ -1,4 +1,4 @@
-"""A home's worth: four laptops on one Wi-Fi router answer a prompt, and lose one of them. Needs root on Linux."""
+"""Four laptops on one Wi-Fi router answer a prompt, and lose one of them. Needs root on Linux."""
 
 import math
 import os
@@ -28,7 +28,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(directory: Path, cache: Path, tokens: int) -> "subprocess.Popen[bytes]":
-    """`tpi run` on the first of four laptops; it says the testbed's id first."""
+    """Start `tpi run` on the first of four laptops; its first line is the testbed's id."""
     model = ["-m", str(directory), "--split", "equal"]
     run = [sys.executable, "-m", "tpi.cli", "run", *model, "-p", "Hello", "--raw", "--temp", "0"]
     script = ["sh", "-c", 'echo "$TPI_TESTBED"; exec "$@"', "sh", *run, "-n", str(tokens), "-t", "1"]
@@ -55,9 +55,9 @@ def test_four_laptops_answer_with_a_table_of_nodes(cache: Path, tiny_model: Call
 
 
 def cut_off(directory: Path, cache: Path, wanted: bytes) -> tuple[float, str]:
-    """Cut a laptop off while four answer; seconds until the master goes on, and its first sentence.
+    """Cut a laptop off while four answer. Return the seconds until the master continues, and its first sentence.
 
-    The answer is what it would have been.
+    The answer must not change.
     """
     with start(directory, cache, tokens=240) as run, StderrLog(run) as heard:
         assert run.stdout is not None
@@ -77,7 +77,7 @@ def cut_off(directory: Path, cache: Path, wanted: bytes) -> tuple[float, str]:
 @needs_root
 @pytest.mark.timeout(600)
 def test_partition(cache: Path, tiny_model: Callable[[str], TinyModel]) -> None:
-    """In 5 s a laptop that is cut off is left out, and no other; another only if the host stands still."""
+    """A laptop that is cut off is left out within 5 s, and no other laptop unless the host stood still."""
     directory = tiny_model("llama").directory
     with start(directory, cache, tokens=240) as run:
         wanted, _ = run.communicate(timeout=100)

@@ -1,4 +1,4 @@
-"""Workers that join a master later: used if they help; a far one only after its link is mended. Root on Linux."""
+"""Workers that join a master later: used if they help; a far one only once its link is repaired. Root on Linux."""
 
 import re
 import time
@@ -21,7 +21,7 @@ LARGE = SIZES | {"hidden_size": 512, "num_hidden_layers": 1, "num_attention_head
 
 @pytest.fixture(scope="module")
 def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One layer of 100 MB, over which a slow device takes longer than two sums over a cable."""
+    """Return a model with one layer of 100 MB, which takes a slow device longer than two sums over a cable."""
     import torch
     import transformers
 
@@ -53,9 +53,9 @@ def test_a_later_worker_is_used_if_that_is_faster(large_model: Path, tmp_path: P
 
 
 def test_laptop_sleeps_and_wakes_changes_address(large_model: Path, tmp_path: Path) -> None:
-    """The process that slept is used within 10 s of its waking: it says itself where it is, by multicast over a cable.
+    """The process that slept is used within 10 s of waking: it announces its new address by multicast.
 
-    Its master was lost without a word, as where a lid is closed: to the worker that still is its master, at first.
+    Its old connection was lost without a message, so at first it takes the master to be connected still.
     """
 
     def woken(number: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Uneven machines at home get uneven parts, and one that is far away none. Needs root on Linux."""
+"""Uneven machines at home get uneven parts, and a far one gets none. Needs root on Linux."""
 
 import json
 import subprocess
@@ -47,7 +47,7 @@ print(json_text(home_asked(addresses, LAPTOP, links=WorkerLinks(None)).links.to_
 
 
 def run_at_home(topology: Path, model: Path, *flags: str) -> tuple[dict[str, Any], str]:
-    """What `tpi run --json` says on the first device, and what it warned of."""
+    """Return the JSON of `tpi run --json` on the first device, and its warnings."""
     run = [sys.executable, "-m", "tpi.cli", "run", "-m", str(model), "-p", "Hello", "--raw", "--temp", "0", "-n", "4"]
     command = [*TPI, "run", "--no-verify", str(topology), "--", *run, "--json", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -1,4 +1,4 @@
-"""`tpi testbed ...` as people type it, with a stand-in for `tpi worker`. Most of it needs root on Linux."""
+"""`tpi testbed ...`, with a stand-in for `tpi worker`. Most tests need root on Linux."""
 
 import os
 import re
@@ -28,7 +28,7 @@ sys.exit(3)
 
 @pytest.fixture
 def worker(tmp_path: Path) -> str:
-    """A command to start instead of `tpi worker`: it echoes, and takes its flags."""
+    """Return a command in place of `tpi worker`: it echoes, and accepts the worker's flags."""
     script = tmp_path / "echo.py"
     script.write_text("import sys\nsys.argv[1] = sys.argv[sys.argv.index('--listen') + 1].split(':')[0]\n" + ECHO)
     return f"{sys.executable} {script}"
@@ -36,7 +36,7 @@ def worker(tmp_path: Path) -> str:
 
 @pytest.fixture
 def up() -> Iterator[str]:
-    """The id of a testbed made by `up`, with verification; taken down in the end."""
+    """Make a verified testbed with `up`, and yield its id; take it down at the end."""
     done = verified("up", "two-devices")
     assert done.returncode == 0, done.stderr
     assert "10.77.0.2" in done.stdout
@@ -47,7 +47,7 @@ def up() -> Iterator[str]:
 
 
 def verified(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """A command that verifies its testbed, again and again: a shared machine has times in which it cannot emulate."""
+    """Repeat a command that verifies its testbed, because a busy machine sometimes cannot emulate."""
     deadline = time.monotonic() + PATIENCE_S
     while (done := tpi(*arguments)).returncode and "are not as specified" in done.stderr:
         assert time.monotonic() < deadline, done.stderr
@@ -55,7 +55,7 @@ def verified(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def sleeping_run(worker: str) -> tuple["subprocess.Popen[str]", str]:
-    """A run whose command never ends, and the id of its testbed."""
+    """Start a run whose command never ends; return it and the id of its testbed."""
     script = "import os, time; print(os.environ['TPI_TESTBED'], flush=True); time.sleep(1000)"
     command = [*TPI, "run", "two-devices", "--no-verify", "--worker", worker, "--", sys.executable, "-c", script]
     run = subprocess.Popen(  # in a session of its own, and so without a terminal
@@ -156,7 +156,7 @@ def test_a_worker_that_ends_at_once_is_named() -> None:
 @needs_root
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_a_run_nothing_is_left(worker: str, number: signal.Signals) -> None:
-    """SIGKILL cannot be caught: then the holder notices and cleans up by itself."""
+    """SIGKILL cannot be caught; the testbed's holder process then notices, and cleans up by itself."""
     run, name = sleeping_run(worker)
     assert traces(state.default_root(), name)
     run.send_signal(number)

@@ -1,4 +1,4 @@
-"""The testbed for real: delays, rates, faults, neighbours, and that nothing stays behind. Needs root on Linux."""
+"""The testbed for real: delays, rates, faults, neighbours, and clean removal. Needs root on Linux."""
 
 import os
 import signal
@@ -70,7 +70,7 @@ def test_round_trips_take_the_links_latency(tmp_path: Path, latency: float) -> N
 
 
 def round_trips(bed: Testbed) -> list[float]:
-    """Seconds there and back of each of the three pairs of devices."""
+    """Return the round-trip seconds of each of the three pairs of devices."""
     measured = [one.measured for one in verified(bed) if one.quantity == "round trip"]
     assert len(measured) == 3
     return measured
@@ -102,7 +102,7 @@ def test_devices_send_as_most_do_whatever_the_host_prefers(tmp_path: Path) -> No
 
 
 def test_jitter_and_a_shared_medium_pass_verification(tmp_path: Path) -> None:
-    """Alone each device could have 300 Mbit; over the air twice it has half of 200."""
+    """Each device alone could have 300 Mbit. Data crosses the shared 200 Mbit twice, so half of it is left."""
     plain = wheel(2, 300e6, 0.002, shared=200e6)
     links = tuple(replace(link, jitter=0.0005) for link in plain.links)
     with start(replace_links(plain, links), tmp_path) as bed:

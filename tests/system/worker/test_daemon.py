@@ -1,4 +1,4 @@
-"""The worker's process: its footprint, its manners, its limits; and workers that a master starts on its own machine."""
+"""The worker's process: its footprint, its behaviour, its limits; and workers that a master starts itself."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def test_a_wrong_address_is_one_sentence(tmp_path: Path, listen: str) -> None:
 
 
 def test_malformed_oversized_or_hostile_message(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Dropped and counted; neither an exception nor much memory comes of it, and the run goes on."""
+    """Such messages are dropped and counted; they raise no exception, take little memory, and the run continues."""
     model = MadeUpModel()
     net = Net()
     with fake_worker(tmp_path / "a") as (process, address), Cluster.connect([address]) as cluster:

@@ -1,4 +1,4 @@
-"""What never leaves the master: text, token ids, embedding, head. All messages and files are looked at."""
+"""Data that never leaves the master: text, token ids, embedding, head. All messages and files are searched for it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
@@ -25,7 +25,7 @@ PROMPT = "punctuation and numbers in every room, but private ones: 4711"
 
 
 class Wire:
-    """What the master sends on all three planes: whole frames, and of sums the payload that is handed over."""
+    """All that the master sends on its three planes: whole frames, and of sums the payload."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.messages: list[list[bytes]] = []
@@ -61,7 +61,7 @@ class Wire:
 def talk(
     request: pytest.FixtureRequest, tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Wire, Pack, list[int], str, Path]]:
-    """One answer over two workers with everything recorded: wire, pack, all token ids, the answer, the cache."""
+    """Run one answer over two workers; record the messages, the pack, all token ids, the answer, and the cache."""
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as monkeypatch:
         wire = Wire(monkeypatch)
@@ -122,7 +122,7 @@ def test_no_embedding_or_head(talk: tuple[Wire, Pack, list[int], str, Path]) -> 
 
 
 def files(cache: Path) -> list[Path]:
-    """Every file that a worker has."""
+    """Return every file that a worker has."""
     return [path for path in (cache / "local").rglob("*") if path.is_file()]
 
 

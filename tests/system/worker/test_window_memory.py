@@ -1,4 +1,4 @@
-"""Proposition 5: the peak memory of a process that streams is what was predicted, measured from outside."""
+"""Proposition 5: the peak memory of a process that streams is the predicted one, measured from outside."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A worker that stands for weeks: what a session takes, it gives back."""
+"""A worker that runs for weeks: it releases the memory of each session."""
 
 from collections.abc import Callable
 from pathlib import Path

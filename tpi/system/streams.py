@@ -5,9 +5,11 @@ written through them (`tpi.text.harmless`), and wraps sentences on stderr betwee
 for the bytes of an answer that is piped, and for libraries that make terminal sequences from text filtered before.
 """
 
+import os
 import sys
 from collections.abc import Iterable
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 from tpi.text import harmless
@@ -42,7 +44,12 @@ class FilteredStream:
 
 
 def filter_output() -> None:
-    """Install the filter over this process's stdout and stderr. Characters that they cannot encode are replaced."""
+    """Install the filter over this process's stdout and stderr. Characters that they cannot encode are replaced.
+
+    If stderr is closed, as with `2>&-` in a shell, what is written to it is dropped.
+    """
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - it is open as long as the process runs
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper):

@@ -172,6 +172,17 @@ def test_a_stdout_that_is_closed_from_the_start(model: str, cache: Path) -> None
     assert (done.returncode, done.stderr) == (0, CUT % 2)
 
 
+def test_a_stderr_that_is_closed_from_the_start(model: str, cache: Path) -> None:
+    """The answer is cut after two tokens, which is a warning."""
+    command = [*TPI, "run", "-m", model, "-n", "2", "-p", "Hi", "--temp", "0"]
+    shown = subprocess.run(command, capture_output=True, timeout=100, env=clean(cache), check=False)
+    assert shown.stdout
+    assert CUT % 2 in shown.stderr
+    shell = ["sh", "-c", '"$@" 2>&-', "sh", *command]
+    done = subprocess.run(shell, capture_output=True, timeout=100, env=clean(cache), check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, shown.stdout, b"")
+
+
 def test_characters_that_the_terminal_lacks_end_nothing(model: str, cache: Path) -> None:
     done = tpi("run", "-m", model, "-n", "30", "-p", "Hi", "--temp", "0", "-q", cache=cache, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, CUT % 30)

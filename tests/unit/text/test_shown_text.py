@@ -76,3 +76,4 @@ def test_the_filter_cannot_be_gone_past_by_the_bytes_below(monkeypatch: pytest.M
     click.echo(HOSTILE + "\u00e9")  # click opens the bytes below of a stream that is ASCII
     sys.stdout.flush()
     assert raw.getvalue() == (TAMED + "?\n").encode()
+    sys.stderr.close()  # stands for the stderr that was closed

@@ -1,4 +1,4 @@
-"""The benchmarks' own machinery: which runs a page shows, what it says of their age, and that one failure ends none."""
+"""The machinery of benchmarks: which runs a page shows, their age, and that one failure does not end the others."""
 
 import sys
 from dataclasses import replace

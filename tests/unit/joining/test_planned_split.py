@@ -119,6 +119,8 @@ def test_an_unmeasurable_worker_is_named_once_with_the_reason(
     measured = MeasuredWorkers(partial(neighbours_at, policy=KeyPolicy()))
     options = RunOptions("llama", workers=("fast:1", "laptop:1"))
     assert plan_split(options, measured) is None
+    assert "equal shares" not in capsys.readouterr().err  # a worker that cannot be connected ends the run
+    measured.warn_of_failure()
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith(f"tpi: {why}")

@@ -1,4 +1,4 @@
-"""Which experts are fetched, against trying every number; Belady's policy with a way around, against every choice."""
+"""The number of fetched experts, and Belady's policy with bypassing, compared with trying all possibilities."""
 
 from dataclasses import replace
 from functools import cache

@@ -1,4 +1,4 @@
-"""Chat templates: Hugging Face's helpers work, and whatever a template does ends soon, small, and in one sentence."""
+"""Chat templates: Hugging Face's helpers work, and a malicious template ends soon, in little memory, with an error."""
 
 import errno
 import os

@@ -100,7 +100,7 @@ def test_two_rings_in_one_place_take_turns(seed: int) -> None:
 
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 20] for at in range(0, 100, 20)], ids=str)
 def test_two_cards_take_from_one_reader_in_the_order_of_use(seeds: range) -> None:
-    """What the tier below streams is taken one after the other, whichever card is ahead, also when a step broke off."""
+    """Streamed segments are read in the order of use, whichever card is ahead, also after an aborted step."""
     for seed in seeds:
         random = Random(seed)
         sizes = [PAGE * random.randint(1, 4) for _ in range(SEGMENTS)]

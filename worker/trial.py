@@ -39,7 +39,7 @@ def run_trial(node: "Node", devices: Sequence[Device]) -> None:
 def warn_experimental(devices: Sequence[Device]) -> None:
     """Warn that the support for `devices` is experimental."""
     names = " and ".join(device.name for device in devices)
-    warn(f"{names}: the support for such devices is experimental: it was tested on CPUs, not on a card yet")
+    warn(f"{names}: the support for such devices is experimental: of cards, only an NVIDIA H100 was tried")
 
 
 def calibrate_emulation(emulation: "Emulation", node: "Node") -> None:

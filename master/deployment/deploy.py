@@ -87,6 +87,8 @@ class Deployer:
                 self.pack, node.budget, node.trace, node.window.reads, self.options.verify_weights, self.equipment.host
             )
             stack.enter_context(vocabulary)
+            if node.link is not None and node.link.offload.head_bytes:
+                vocabulary.compute_head_on(node.link.device)
             alone = resident or self.pack.config.mixture is None  # experts on demand are computed in groups of rows
             drafts = plans[0].options.sparsity == "off" and not any(self._cards()) and alone
             mtp = self._mtp(stack, plans[0].options, node, vocabulary) if drafts else None

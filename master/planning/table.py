@@ -87,7 +87,8 @@ def _segments(report: PlanReport, tiers: Sequence[Tier]) -> Iterator[tuple[str, 
         cells = [f"{lying[tier][0]}: {_size(lying[tier][1])}" if lying[tier][0] else "-" for tier in tiers]
         yield _KINDS[kind], *cells, _where(computed["decode"]), _where(computed["prompt"])
     head, offload = report.problem.work.head.nbytes, report.chosen.offload
-    yield "head", *(_size(head) if tier == offload.head else "-" for tier in tiers), "CPU", "CPU"
+    place = "GPU" if offload.head == "gpu" else "CPU"
+    yield "head", *(_size(head) if tier == offload.head else "-" for tier in tiers), place, place
 
 
 def _where(counts: Mapping[str, int]) -> str:

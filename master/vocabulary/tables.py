@@ -32,23 +32,23 @@ class Table(Rows, Protocol):
 
 
 class ResidentTable:
-    """A table whose packed bytes are all in memory."""
+    """A table whose packed bytes `data` are all in memory, in the layout `run`."""
 
     def __init__(self, run: RunLayout, data: npt.NDArray[np.uint8], kernels: Kernels, trace: NoTrace = OFF) -> None:
-        self._run = run
-        self._data = data
+        self.run = run
+        self.data = data
         self._kernels = kernels
         self._trace = trace
 
     def gather(self, rows: Sequence[int]) -> F32:
         """Return the rows `rows`, dequantized, `[len(rows), hidden]`."""
         with self._trace.span("compute", EMBEDDING):
-            return self._kernels.gather(self._run, self._data, np.asarray(rows, np.int32))
+            return self._kernels.gather(self.run, self.data, np.asarray(rows, np.int32))
 
     def logits(self, x: F32) -> F32:
         """Return every row times every `x` `[tokens, hidden]`: `[tokens, padded vocabulary]`."""
         with self._trace.span("compute", HEAD):
-            return self._kernels.logits(self._run, self._data, x)
+            return self._kernels.logits(self.run, self.data, x)
 
 
 class Embedding:
@@ -121,6 +121,10 @@ class Head:
     def with_norm(self, norm: NormSpec) -> "Head":
         """Return a head with the same table and another final norm."""
         return Head(self._config, self._table, norm, self._kernels, self._trace)
+
+    def with_table(self, table: Table) -> "Head":
+        """Return a head with the same final norm and another table."""
+        return Head(self._config, table, self._norm, self._kernels, self._trace)
 
     def norm(self, x: F32) -> F32:
         """Return `x` `[rows, hidden]` after the final norm."""

@@ -14,6 +14,7 @@ from scheduler.storage.extent import Extent
 from scheduler.window.load import Verify
 from scheduler.window.stats import WindowStats
 from scheduler.window.window import Resident
+from tpi.devices.base import Device
 from tpi.devices.host import HostDevice, open_host
 from tpi.kernels.spec import NormSpec
 from tpi.pack.reader import Pack, PackBlock
@@ -56,6 +57,7 @@ class Vocabulary:
             self.embedding = Embedding(config, embedding, positions)
             self.per_layer = self._per_layer(pack, final["per_layer.first_norm"]) if pack.per_layer else None
             norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
+            self._head = head
             self.head = Head(config, head, norm, self._kernels, trace)
             self._stack = self._stack.pop_all()
 
@@ -70,6 +72,23 @@ class Vocabulary:
         for table in (*self._rows, *self._streams):  # memory sizes are those of the last table
             self._streamed += table.take()
         return self._streamed
+
+    def compute_head_on(self, device: Device) -> None:
+        """Copy the head's table to the memory of `device`, which computes the products with it from now on.
+
+        The embedding keeps its table in the host's memory, also if it is the same. Close the vocabulary before the
+        device.
+
+        Raises:
+            DeviceError: if the device has too little memory, or fails.
+        """
+        assert isinstance(self._head, ResidentTable)  # a head that is read from disk is not planned on a device
+        run, data = self._head.run, self._head.data
+        held = device.memory.allocate(data.size)
+        self._stack.callback(device.memory.free, held)
+        device.copy(data, held).wait()
+        table = ResidentTable(run, held, device.kernels, self._trace)
+        self.head = self.head.with_table(table)
 
     def __enter__(self) -> "Vocabulary":
         return self

@@ -92,6 +92,11 @@ class Accelerator:
     link: DeviceLink
     name: str = "GPU"
     shared: bool = False
+    follow: float | None = None
+    """Additional seconds of a block of a chain, whose input the device has computed; None: its kernels have no chains.
+
+    `rates.start` and the link's latency count once for the whole chain.
+    """
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,8 @@ def emulated_node(machine: EmulatedMachine, *more: EmulatedMachine) -> NodeMachi
 
 def _emulated_card(machine: EmulatedMachine) -> Accelerator:
     link = DeviceLink(machine.up, machine.down, machine.latency, good_piece(machine.up, machine.latency))
-    return Accelerator(Rates(machine.memory, machine.flops, machine.launch), machine.capacity, link, machine.name)
+    rates = Rates(machine.memory, machine.flops, machine.launch)
+    return Accelerator(rates, machine.capacity, link, machine.name, follow=machine.launch)
 
 
 def good_piece(rate: float, latency: float) -> int:
@@ -184,13 +190,14 @@ def _accelerator(found: dict[tuple[str, str], int]) -> Accelerator | None:
         _rates(device.rates, found, "gpu", "gpu"),
         found.get(("gpu", "B"), device.memory),
         replace(device.link, up=speed, down=speed, piece=good_piece(speed, device.link.latency)),
+        follow=device.rates.start,
     )
 
 
 def laptop_gpu() -> Accelerator:
-    """Return the accelerator of `LAPTOP`."""
+    """Return the accelerator of `LAPTOP`, without chains: figures for one that was not measured."""
     assert LAPTOP.accelerator is not None
-    return LAPTOP.accelerator
+    return replace(LAPTOP.accelerator, follow=None)
 
 
 def _rates(default: Rates, found: dict[tuple[str, str], int], memory: str, computing: str) -> Rates:

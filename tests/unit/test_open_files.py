@@ -1,4 +1,4 @@
-"""The errors if files cannot be opened."""
+"""What is said where files cannot be opened."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Reduced parameter grids: every pair of values occurs together, in far fewer cases than the full grid has."""
+"""Thinned grids: every pair of values meets, in far fewer cases than there are."""
 
 from itertools import combinations, product
 

@@ -108,7 +108,13 @@ class Accelerators:
             f"{device.name} holds {len(plan.resident & plan.pieces_on(number))}"
             for number, device in enumerate(self.devices, 1)
         ]
-        return f"{', '.join(each)} of {len(plan.pieces)} pieces of the weights"
+        head = " and the head" if plan.head_bytes else ""
+        return f"{', '.join(each)} of {len(plan.pieces)} pieces of the weights{head}"
+
+    @property
+    def chains(self) -> bool:
+        """True if blocks that are all resident on an accelerator are computed as a chain: one call of its kernels."""
+        return self.offload.kv == "gpu" and not self.offload.chunked and self.offload.problem.in_chains
 
     @property
     def division(self) -> Division | None:

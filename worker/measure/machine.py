@@ -14,8 +14,9 @@ from scheduler.model.machine import GOOD_ENOUGH, PIECES, Accelerator, DeviceLink
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
+from tpi.kernels.chain import PlainChain
 from tpi.kernels.kv import KV_DTYPES, KvDtype
-from tpi.kernels.spec import F32, FfnSpec, NormSpec
+from tpi.kernels.spec import F32, PAGE_TOKENS, Batch, ChainBlock, FfnSpec, NormSpec, Residual
 from tpi.pack.layout import Part, RunLayout
 from tpi.partition import FFN_UNIT
 from worker.measure.attention import MIXTRAL, AttentionSample
@@ -30,6 +31,7 @@ _HIDDEN = 1024
 _UNITS = 512  # units of 32 neurons in the largest sample: 50 million weights, more bytes than the caches hold
 _LEAST_UNITS = 8
 _TOKENS = 128  # of a sample prompt
+_CHAINED = 4  # times that the blocks of a sample chain follow once more
 _SEQUENCES, _CONTEXT = 8, 512  # of the sample of attention, whose keys and values fit into the caches
 _wall_clock = time.perf_counter
 _processor_time = time.process_time  # processor time of all threads together
@@ -85,7 +87,8 @@ def measure_device(device: Device, sample: int) -> Accelerator:
     """
     room = free_memory(device)
     link = measure_link(device, sample)
-    return Accelerator(_computing(device, sample), room, link, device.name)
+    rates, follow = _in_chains(device, sample, _computing(device, sample))
+    return Accelerator(rates, room, link, device.name, follow=follow)
 
 
 def measure_link(device: Device, room: int) -> DeviceLink:
@@ -131,9 +134,7 @@ def sample_block(units: int) -> tuple[FfnSpec, Bytes]:
 
 def _computing(device: Device, room: int) -> Rates:
     """Measure the rates of a device with a sample as large as `room` bytes allow, for one token and for many."""
-    unit = sample_block(1)[1].size
-    units = int(np.clip(room // unit, _LEAST_UNITS, _UNITS))
-    large, small = sample_block(units), sample_block(_LEAST_UNITS)
+    large, small = _samples(room)
     memory = device.memory.allocate(large[1].size)
     try:
         device.copy(large[1], memory).wait()
@@ -142,11 +143,48 @@ def _computing(device: Device, room: int) -> Rates:
         many = _started(device, large[0], memory, _TOKENS)
     finally:
         device.memory.free(memory)
-    read = (
-        max(large[1].size - small[1].size, 1) / max(one - least, 1e-9) if units > _LEAST_UNITS else large[1].size / one
-    )
+    differs = large[1].size > small[1].size
+    read = (large[1].size - small[1].size) / max(one - least, 1e-9) if differs else large[1].size / one
     start = max(0.0, least - small[1].size / read)
     return Rates(read, _operations(large[0]) / max(many - start, 1e-9), start)
+
+
+def _samples(room: int) -> tuple[tuple[FfnSpec, Bytes], tuple[FfnSpec, Bytes]]:
+    """Return a sample block as large as `room` bytes allow, and a small one."""
+    units = room // sample_block(1)[1].size
+    return sample_block(int(np.clip(units, _LEAST_UNITS, _UNITS))), sample_block(_LEAST_UNITS)
+
+
+def _in_chains(device: Device, room: int, alone: Rates) -> tuple[Rates, float | None]:
+    """Return the rates of a device, and the additional seconds of a block in a chain.
+
+    Without chains, these are the rates `alone`, and None. In a chain, the card computes one block while the host
+    launches the next. So the rates are also right if a launch takes longer than the block.
+    """
+    (large, data), (small, least) = _samples(room)
+    count = max(1, room // data.size)  # several blocks, so that a card's cache does not hold all of them
+    memory = device.memory.allocate(count * data.size)
+    blocks = [ChainBlock(large, memory[at : at + data.size], Residual()) for at in range(0, memory.size, data.size)]
+    try:
+        if isinstance(device.kernels.open_chain(blocks), PlainChain):
+            return alone, None
+        for block in blocks:
+            device.copy(data, block.data).wait()
+        one, many = (_chained(device, blocks, tokens) for tokens in (1, _TOKENS))
+        short = _chained(device, [ChainBlock(small, memory[: least.size], Residual())] * count, 1)
+    finally:
+        device.memory.free(memory)
+    read = (data.size - least.size) / max(one - short, 1e-9) if data.size > least.size else data.size / one
+    return Rates(read, _operations(large) / many, alone.start), max(0.0, short - least.size / read)
+
+
+def _chained(device: Device, blocks: Sequence[ChainBlock], tokens: int) -> float:
+    """Return the seconds of one of `blocks` in a chain, for `tokens` tokens: the start of the chain does not count."""
+    first = np.arange(tokens, dtype=np.int32)
+    x, batch = _tokens(tokens), Batch(first, np.zeros_like(first), np.zeros((1, -(-tokens // PAGE_TOKENS)), np.int32))
+    chains = [device.kernels.open_chain(list(blocks) * times) for times in (1, 1 + _CHAINED)]
+    short, long = (_fastest(partial(chain.run, x, batch)) for chain in chains)
+    return max(long - short, 1e-9) / (_CHAINED * len(blocks))
 
 
 def _copying(device: Device, source: Bytes, target: Bytes) -> float:

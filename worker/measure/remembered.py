@@ -153,7 +153,8 @@ def _read_device(fields: dict[str, Any]) -> Accelerator:
     rates, link = _read_rates(fields["rates"]), DeviceLink(**fields["link"])
     if min(link.up, link.down, link.piece) <= 0:
         raise ValueError("the link's rate is not positive")
-    return Accelerator(rates, int(fields["memory"]), link, str(fields["name"]))
+    follow = None if fields["follow"] is None else float(fields["follow"])
+    return Accelerator(rates, int(fields["memory"]), link, str(fields["name"]), follow=follow)
 
 
 def _positive(rates: Rates) -> Rates:

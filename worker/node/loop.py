@@ -16,6 +16,7 @@ import numpy.typing as npt
 from allreduce.base import Group
 from allreduce.flight import IN_FLIGHT
 from scheduler.weights import Weights
+from tpi.devices.base import Device
 from tpi.kernels import Chain, Kernels
 from tpi.kernels.constants import STREAM_TOKENS
 from tpi.kernels.spec import Batch, ExpertsSpec, Input
@@ -222,7 +223,7 @@ class BlockLoop:
 
     def _finish_sums(self, part: MicroBatch) -> None:
         """Finish all sums of a micro-batch, so that its hidden states include the last block that it computed."""
-        while any(flying is part for flying, _ in self._flying):
+        while self._flying and any(flying is part for flying, _ in self._flying):
             self._finish_sum()
 
     def _finish_sum(self) -> bool:
@@ -239,18 +240,23 @@ class BlockLoop:
     def _waits_for_nothing(self, x: F32, blocks: range) -> bool:
         """Return True if `blocks` can run as a chain, which is one kernel call.
 
-        A node can run a chain if it is alone and has all weights in memory, because it then waits for nothing between
-        blocks. Long steps run block by block: they can then report progress, and the overhead of Python is negligible.
+        A node can run a chain if it is alone and one device has all weights in memory, because it then waits for
+        nothing between blocks. On the host, long steps run block by block: they can then report progress, and the
+        overhead of Python is negligible. On an accelerator, a chain saves two copies of the hidden states per block.
         """
         return (
-            len(x) <= STREAM_TOKENS
-            and bool(blocks)
+            bool(blocks)
             and self.group.trivial
             and self.weights.now.kept is not None
+            and (len(x) <= STREAM_TOKENS or self._device(blocks).kernels is not self._kernels)
             and not any(
                 block.sums_with_next or block.residual.per_layer for block in self.blocks[blocks.start : blocks.stop]
             )  # a chain adds each block's residual before the next, and has no embeddings of layers
         )
+
+    def _device(self, blocks: range) -> Device:
+        """Return the device that holds the weights of `blocks`, the same for all."""
+        return self.weights.now.blocks[blocks.start][0].device
 
     def _run_chain(self, x: F32, batch: Batch, blocks: range) -> F32:
         own = slice(blocks.start, blocks.stop)
@@ -259,7 +265,7 @@ class BlockLoop:
             assert kept is not None
             pairs = zip(self.blocks[own], self.weights.now.blocks[own], strict=True)
             parts = [segment.chained(kept[block.number], block.residual) for block, (segment,) in pairs]
-            self._chains[blocks] = self._kernels.open_chain(parts)
+            self._chains[blocks] = self._device(blocks).kernels.open_chain(parts)
         with self.trace.laps("compute", self._names[own]) as ended:
             out = self._chains[blocks].run(x, batch, ended)
         self.progress += len(blocks)

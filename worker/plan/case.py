@@ -227,6 +227,7 @@ class Case:
             limits=Limits(options.weights_tier, options.kv_tier, options.pipeline_kind, *_forced(options)),
             longest=plan.options.prefill_tokens,
             reserve=reserve,
+            chains=_chains(plan),
         )
 
     def rounding_bytes(self, pieces: Sequence[NodeSegment]) -> int:
@@ -239,6 +240,20 @@ class Case:
         layers = sum(piece.block.kind == "attention" for piece in pieces)
         kv = 2 * plan.kv_heads * vector_bytes(plan.config.head_dim, plan.options.kv_dtype)
         return weights + layers * (layer_pages_bytes(plan) - plan.options.pages * PAGE_TOKENS * kv)
+
+
+def _chains(plan: NodePlan) -> bool:
+    """Return True if an accelerator can compute all blocks of the node as a chain: no sums of nodes are between them.
+
+    It can compute plain attention and dense feed-forward blocks (`tpi.devices.cuda.chain`).
+    """
+    config = plan.config
+    return (
+        len(plan.group) == 1
+        and config.mixture is None
+        and not (config.query_growth or config.late_head_norms)
+        and not (config.parallel or config.per_layer or config.whole_norms or config.attention_clip)
+    )
 
 
 def head_work(plan: NodePlan, nbytes: int) -> TableWork:

@@ -74,6 +74,7 @@ class OffloadPlan:
         staged_bytes: bytes of host memory that collect keys and values on their way to or from the accelerator.
         other_bytes: bytes on the first accelerator for the mode's own memory, such as slots of experts.
         memory: where the pieces that are not resident must lie.
+        head_bytes: bytes of the head's table on the first accelerator, which then computes the head; 0: the host does.
     """
 
     pieces: tuple[NodeSegment, ...]
@@ -93,6 +94,7 @@ class OffloadPlan:
     staged_bytes: int = 0
     other_bytes: int = 0
     memory: MemoryRule = MemoryRule()
+    head_bytes: int = 0
 
     def piece_name(self, piece: int) -> str:
         """Return the name of a streamed piece for traces and errors.
@@ -220,7 +222,7 @@ class OffloadPlan:
     def card_bytes(self) -> list[int]:
         """Bytes that the plan takes on each accelerator, without the buffers of kernels."""
         first, *more = (self._bytes_on(card) for card in self.cards)
-        return [first + self.other_bytes, *more]
+        return [first + self.other_bytes + self.head_bytes, *more]
 
     def _bytes_on(self, card: int) -> int:
         kept = sum(piece_bytes(self.pieces[number]) for number in self.resident & self.pieces_on(card))

@@ -8,7 +8,7 @@ bound.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
@@ -18,7 +18,7 @@ from scheduler.model.offload.candidates import WAYS, Residences
 from scheduler.model.offload.dealing import dealt_problems, to_be_dealt
 from scheduler.model.offload.fitting import all_residences, fit_together, possible, refusal
 from scheduler.model.offload.problem import I64, Problem
-from scheduler.model.offload.tasks import F64, Candidates, Mask, Tasks, bound
+from scheduler.model.offload.tasks import F64, Candidates, Mask, bound
 from scheduler.model.offload.timeline import simulate_steps
 from scheduler.model.offload.work import REQUEST_PHASES, KvTier, Offload, Pipeline, RequestPhase, kv_pages
 from tpi.errors import PlanError
@@ -97,10 +97,7 @@ class _Group:
     def __init__(self, problem: Problem, of: Residences) -> None:
         self._of, self._blocks = of, problem.work.blocks
         self._steps = {phase: problem.step(phase) for phase in REQUEST_PHASES}
-        self._tasks = {
-            phase: Tasks.of(problem.work, problem.machine, size, problem.exchange, problem.cards)
-            for phase, (size, _) in self._steps.items()
-        }
+        self._tasks = {phase: problem.tasks(size) for phase, (size, _) in self._steps.items()}
         self._least = {phase: self._bounds(problem, phase) for phase in REQUEST_PHASES}
         self._problem = problem
         self._together: dict[tuple[int, int], Mask] = {}
@@ -172,7 +169,10 @@ class _Group:
         self, column: int, compared: int, simulated: int, least: dict[tuple[KvTier, Pipeline], float]
     ) -> OffloadChoice:
         (prompt, first), (decode, then) = self._found[column]
-        return OffloadChoice(self._of.offload(column, first, then), prompt, decode, compared, simulated, least)
+        offload = self._of.offload(column, first, then)
+        if self._problem.head_there and offload.on_card:
+            offload = replace(offload, head="gpu")
+        return OffloadChoice(offload, prompt, decode, compared, simulated, least)
 
     def _times(self, ways: Sequence[tuple[int, int]], phase: RequestPhase) -> dict[int, list[tuple[float, int]]]:
         """Return the simulated seconds and number of each of `ways`, grouped by column, for one phase of the

@@ -78,7 +78,7 @@ def turning_point(problem: Problem, offload: Offload) -> int:
 
     def pays(tokens: int) -> bool:
         step = StepSize(tokens, 1, max(context, tokens))
-        tasks = Tasks.of(work, problem.machine, step, problem.exchange, offload.cards)
+        tasks = problem.tasks(step, offload.cards)
         as_token, as_prompt = simulate_steps(tasks, both, work.blocks, pipeline).steps.sum(axis=0).tolist()
         return bool(as_prompt < as_token)
 

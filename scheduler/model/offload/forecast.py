@@ -7,7 +7,7 @@ from scheduler.model.machine import DeviceLink, NodeMachine, Rates
 from scheduler.model.offload.choice import OffloadChoice, choose
 from scheduler.model.offload.memory import peaks
 from scheduler.model.offload.problem import Problem
-from scheduler.model.offload.tasks import Candidates, Tasks
+from scheduler.model.offload.tasks import Candidates
 from scheduler.model.offload.timeline import simulate_steps
 from scheduler.model.offload.work import Offload, RequestPhase, StepSize
 
@@ -79,7 +79,7 @@ def decode_forecast(problem: Problem, offload: Offload) -> PhaseForecast:
 
 def step_seconds(problem: Problem, offload: Offload, step: StepSize) -> float:
     """Return the long-run seconds of a step of the size `step`, computed as `offload` computes decode steps."""
-    tasks = Tasks.of(problem.work, problem.machine, step, problem.exchange, offload.cards)
+    tasks = problem.tasks(step, offload.cards)
     places = Candidates.of(problem.work, [offload], "decode")
     times = simulate_steps(tasks, places, problem.work.blocks, offload.pipeline, _STEPS, offload.slots)
     return float(times.steps[-1, 0])
@@ -87,7 +87,7 @@ def step_seconds(problem: Problem, offload: Offload, step: StepSize) -> float:
 
 def _phase(problem: Problem, offload: Offload, phase: RequestPhase, steps: int, long_run: bool) -> PhaseForecast:
     size, _ = problem.step(phase)
-    tasks = Tasks.of(problem.work, problem.machine, size, problem.exchange, offload.cards)
+    tasks = problem.tasks(size, offload.cards)
     times = simulate_steps(
         tasks,
         Candidates.of(problem.work, [offload], phase),

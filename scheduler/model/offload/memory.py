@@ -95,7 +95,7 @@ def peaks(work: NodeWork, offload: Offload, request: Workload, needs: Needs, chu
     tokens = max(chunk, request.sequences)
     sizes = [segment.nbytes for segment in work.segments]
     from_disk = [size for size, tier in zip(sizes, offload.residence, strict=True) if tier == "disk"]
-    head = work.head.nbytes if offload.head == "ram" else head_tiles(work)
+    head = head_tiles(work) if offload.head == "disk" else work.head.nbytes
     host = MemoryParts(
         weights=_stored_bytes(work, offload, "ram"),
         slots=_slots(from_disk, HOST_SLOTS[offload.pipeline]),
@@ -106,6 +106,8 @@ def peaks(work: NodeWork, offload: Offload, request: Workload, needs: Needs, chu
     first, *more = (
         _accelerator(work, offload, request, needs, tokens, card) for card in range(1 + max(offload.cards, default=0))
     )
+    if offload.head == "gpu":
+        first = replace(first, other=first.other + work.head.nbytes)
     return Peaks(first, host, tuple(more))
 
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.memory import Needs, chunk_tokens
-from scheduler.model.offload.tasks import Mask
+from scheduler.model.offload.tasks import Mask, Tasks
 from scheduler.model.offload.work import (
     Cards,
     KvTier,
@@ -19,6 +19,7 @@ from scheduler.model.offload.work import (
     StepSize,
     Tier,
     Workload,
+    kv_pages,
 )
 from scheduler.model.sizes import LONGEST_CHUNK
 
@@ -53,6 +54,7 @@ class Problem:
     cards: Cards = ()  # the accelerator of each segment; empty with several accelerators: to be chosen
     longest: int = LONGEST_CHUNK  # the most tokens of a step
     reserve: int = 0  # bytes of every accelerator's memory that `machine` does not include: pages are rounded up
+    chains: bool = False  # whether one accelerator may compute all segments as a chain: no sums of nodes are between
 
     @cached_property
     def chunk(self) -> int:
@@ -68,6 +70,25 @@ class Problem:
     def attends(self) -> Mask:
         """Mask of the segments that are attention segments, `[segments, 1]`."""
         return np.array([[segment.kind == "attention"] for segment in self.work.segments])
+
+    @property
+    def in_chains(self) -> bool:
+        """True if the node's only accelerator computes a step as a chain if it has all weights, keys and values."""
+        return self.chains and [card.follow is None for card in self.machine.cards] == [False]
+
+    @cached_property
+    def head_there(self) -> bool:
+        """True if the accelerator computes the head whenever it has all weights, keys and values: it has room."""
+        if not self.in_chains or not self.work.head.nbytes:
+            return False
+        (card,) = self.machine.cards
+        taken = int(self.sizes.sum()) + kv_pages(self.work, self.request) + self.needs.card_need.nbytes(self.tokens)
+        return not card.shared and taken + self.work.head.nbytes <= card.memory
+
+    def tasks(self, step: StepSize, cards: Cards = ()) -> Tasks:
+        """Return the tasks of a step, for segments dealt to the accelerators `cards`."""
+        dealt = cards or self.cards
+        return Tasks.of(self.work, self.machine, step, self.exchange, dealt, self.in_chains, self.head_there)
 
     def dealt(self, card: int) -> Mask:
         """Return which segments belong to the accelerator `card`, `[segments, 1]`."""

@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.model.machine import Accelerator, NodeMachine, Rates, laptop_gpu
-from scheduler.model.offload.work import Cards, NodeWork, Offload, Pipeline, RequestPhase, SegmentWork, StepSize
+from scheduler.model.offload.work import (
+    VALUE,
+    Cards,
+    NodeWork,
+    Offload,
+    Pipeline,
+    RequestPhase,
+    SegmentWork,
+    StepSize,
+)
 
 F64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -39,6 +48,9 @@ class Tasks:
         head_read: read the head from disk.
         exchange: exchange with other nodes after a block.
         cards: the accelerator of each segment.
+        chained: compute it on the accelerator in a chain of all segments (`Candidates.chained`); None: no chains.
+        around_chain: start a chain, copy hidden states there and back, and compute the head there if it is there.
+        head_after: compute the head on the host after a chain; 0 if it is on the accelerator.
     """
 
     read: F64
@@ -57,6 +69,9 @@ class Tasks:
     head_read: float
     exchange: float
     cards: Cards = ()
+    chained: F64 | None = None
+    around_chain: float = 0.0
+    head_after: float = 0.0
 
     @property
     def numbers(self) -> list[int]:
@@ -71,13 +86,41 @@ class Tasks:
         """Return which segments belong to the accelerator `card`, `[segments, 1]`."""
         return _dealt(self.cards, card, len(self.host))
 
+    def on_card(self, candidates: "Candidates") -> F64:
+        """Return the seconds of each segment on its accelerator, `[segments, candidates]` or `[segments, 1]`."""
+        if self.chained is None:
+            return self.accelerator
+        found: F64 = np.where(candidates.chained, self.chained, self.accelerator)
+        return found
+
+    def heads(self, candidates: "Candidates") -> tuple[F64, F64]:
+        """Return the seconds of the head on the host, and those that a chain adds on the accelerator, `[candidates]`
+        each.
+        """
+        after = candidates.chained if self.chained is not None else np.zeros(len(candidates.head_read), np.bool_)
+        return np.where(after, self.head_after, self.head), np.where(after, self.around_chain, 0.0)
+
     @classmethod
     def of(
-        cls, work: NodeWork, machine: NodeMachine, step: StepSize, exchange: float = 0.0, cards: Cards = ()
+        cls,
+        work: NodeWork,
+        machine: NodeMachine,
+        step: StepSize,
+        exchange: float = 0.0,
+        cards: Cards = (),
+        chains: bool = False,
+        head_there: bool = False,
     ) -> "Tasks":
         """Return the tasks of a step of this size; the nodes exchange for `exchange` seconds after each block.
 
-        `cards` is the accelerator of each segment.
+        Args:
+            work: the segments and the head.
+            machine: computes and stores them.
+            step: the size of the step.
+            exchange: seconds after each block.
+            cards: the accelerator of each segment.
+            chains: True if the accelerator may compute all segments as a chain.
+            head_there: True if it computes the head after a chain.
         """
         devices = machine.cards or (laptop_gpu(),)
         mine = [devices[card] for card in cards or (0,) * len(work.segments)]
@@ -87,6 +130,7 @@ class Tasks:
         read = sizes if machine.cards else touched
         kv = _column([segment.kv_token for segment in work.segments])
         pieces = np.minimum(sizes, link.piece)
+        host_head = machine.host.seconds(work.head.nbytes, 2.0 * work.head.weights * step.sequences)
         loaded, saved = kv * step.cached * step.sequences, kv * step.tokens
         return cls(
             read=machine.disk.latency + read / machine.disk.read,
@@ -101,10 +145,13 @@ class Tasks:
             host_bus=touched / machine.bus,
             host_kv_bus=kv * step.context * step.sequences / machine.bus,
             kv_bus=(loaded + saved) / machine.bus,
-            head=machine.host.seconds(work.head.nbytes, 2.0 * work.head.weights * step.sequences),
+            head=host_head,
             head_read=work.head.nbytes / machine.disk.read,
             exchange=exchange,
             cards=cards,
+            chained=_chained(work, devices[0], step) if chains else None,
+            around_chain=_around_chain(work, devices[0], step, head_there),
+            head_after=0.0 if head_there else host_head,
         )
 
 
@@ -131,6 +178,15 @@ class Candidates:
     on_accelerator: Mask  # it is computed on the accelerator
     kv_up: Mask  # it is attention computed on the accelerator, with keys and values from RAM
     head_read: Mask  # the head is read from disk
+
+    @property
+    def chained(self) -> Mask:
+        """Mask of the candidates that have all weights, keys and values in the accelerator's memory, `[candidates]`.
+
+        The accelerator can then compute a step of a lone node as a chain of blocks.
+        """
+        found: Mask = np.logical_and.reduce(self.on_accelerator & ~self.up & ~self.kv_up, axis=0)
+        return found
 
     @classmethod
     def of(cls, work: NodeWork, offloads: Sequence[Offload], phase: RequestPhase) -> "Candidates":
@@ -163,11 +219,12 @@ def bound(tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipelin
         return of_blocks
 
     chains = [chain(~candidates.on_accelerator, tasks.host)]
-    chains += [chain(candidates.on_accelerator & tasks.dealt(card), tasks.accelerator) for card in tasks.numbers]
+    there = tasks.on_card(candidates)
+    chains += [chain(candidates.on_accelerator & tasks.dealt(card), there) for card in tasks.numbers]
     if pipeline == "memory" and len(tasks.numbers) == 1:
         chains.append(chain(candidates.up, tasks.up + tasks.accelerator))
         chains.append(chain(candidates.kv_up, tasks.kv_up + tasks.accelerator + tasks.kv_down))
-    computing = longest(*chains).sum(axis=0) + len(blocks) * tasks.exchange + tasks.head
+    computing = longest(*chains).sum(axis=0) + len(blocks) * tasks.exchange + sum(tasks.heads(candidates))
     return longest(computing, *busy.values())
 
 
@@ -176,7 +233,8 @@ def busy_seconds(tasks: Tasks, candidates: Candidates) -> dict[str, F64]:
 
     The lanes of a second accelerator are called `up 2` and so on.
     """
-    masks = candidates
+    masks, there = candidates, tasks.on_card(candidates)
+    head, head_there = tasks.heads(candidates)
 
     def total(mask: Mask, seconds: F64) -> F64:
         taken: F64 = np.where(mask, seconds, 0.0).sum(axis=0)
@@ -187,13 +245,13 @@ def busy_seconds(tasks: Tasks, candidates: Candidates) -> dict[str, F64]:
         return {
             f"up{number}": total(masks.up & mine, tasks.up) + total(masks.kv_up & mine, tasks.kv_up),
             f"down{number}": total(masks.kv_up & mine, tasks.kv_down),
-            f"accelerator{number}": total(masks.on_accelerator & mine, tasks.accelerator),
+            f"accelerator{number}": total(masks.on_accelerator & mine, there) + (0.0 if card else head_there),
         }
 
     return {
         "disk": total(masks.disk, tasks.read) + np.where(masks.head_read, tasks.head_read, 0.0),
         **{name: seconds for card in tasks.numbers for name, seconds in of_card(card).items()},
-        "host": total(~masks.on_accelerator, tasks.host) + tasks.head,
+        "host": total(~masks.on_accelerator, tasks.host) + head,
         "bus": total(~masks.on_accelerator, tasks.host_bus + tasks.host_kv_bus)
         + total(masks.up, tasks.weights_bus)
         + total(masks.disk, tasks.weights_bus)
@@ -226,6 +284,27 @@ def _on_accelerator(work: NodeWork, devices: Sequence[Accelerator], step: StepSi
     computing = [device.rates.start + _computing(device.rates, segment, step) for segment, device in pairs]
     found: F64 = _column(computing) + sizes / np.maximum(of_block, 1) * crossing  # a block without bytes: none here
     return found
+
+
+def _chained(work: NodeWork, card: Accelerator, step: StepSize) -> F64:
+    """Return the seconds of each segment in a chain on `card`, which has chains, `[segments, 1]`."""
+    assert card.follow is not None
+    return _column([card.follow + _computing(card.rates, segment, step) for segment in work.segments])
+
+
+def _around_chain(work: NodeWork, card: Accelerator, step: StepSize, head_there: bool) -> float:
+    """Return the seconds that a chain takes besides its blocks: its start, the copies of hidden states, and the head.
+
+    The head counts only if it is there; then the hidden states and the logits of each sequence cross as well.
+    """
+    link = card.link
+    around = card.rates.start + step.tokens * work.crossing * (1 / link.up + 1 / link.down) + 2 * link.latency
+    if not head_there:
+        return around
+    head, rows = work.head, step.sequences
+    logits = VALUE * head.weights / max(1, work.crossing // VALUE)  # bytes: the vocabulary is weights / hidden size
+    crossing = rows * (work.crossing / link.up + logits / link.down) + 2 * link.latency
+    return around + card.rates.start + card.rates.seconds(head.nbytes, 2.0 * head.weights * rows) + crossing
 
 
 def _dealt(cards: Cards, card: int, count: int) -> Mask:

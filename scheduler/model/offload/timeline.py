@@ -63,6 +63,7 @@ class _Clock:
 
     def __init__(self, tasks: Tasks, candidates: Candidates, pipeline: Pipeline, slots: int = 0) -> None:
         self._tasks, self._masks, self._one_slot = tasks, candidates, pipeline == "memory"
+        self._there, self._heads = tasks.on_card(candidates), sum(tasks.heads(candidates))
         never = np.zeros(len(candidates.head_read))
         self._disk = self._host = self._ready = self._opened = self._taken = never
         self._host_slots = _Slots(never, HOST_SLOTS[pipeline])
@@ -86,7 +87,7 @@ class _Clock:
         """Simulate the head after the last block; return the time at which the step ends."""
         read = np.maximum(self._disk, self._ready) + self._tasks.head_read
         self._disk = np.where(self._masks.head_read, read, self._disk)
-        self._ready = np.maximum(self._ready + self._tasks.head, np.where(self._masks.head_read, read, 0.0))
+        self._ready = np.maximum(self._ready + self._heads, np.where(self._masks.head_read, read, 0.0))
         self._host = self._ready
         return self._ready
 
@@ -98,7 +99,7 @@ class _Clock:
         if self._kv[number]:
             arrived = np.maximum(arrived, self._load_kv(number))
         there = masks.on_accelerator[number]
-        ended_card = longest(card.computing, self._ready, arrived) + tasks.accelerator[number]
+        ended_card = longest(card.computing, self._ready, arrived) + self._there[number]
         ended_host = longest(self._host, self._ready, here[1]) + tasks.host[number]
         card.computing = np.where(there, ended_card, card.computing)
         self._host = np.where(there, self._host, ended_host)

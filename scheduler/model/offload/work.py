@@ -135,9 +135,14 @@ class Offload:
     decode: tuple[Place, ...]
     kv: KvTier
     pipeline: Pipeline
-    head: Tier = "ram"  # where the head is stored, if the node has it; it is computed on the host
+    head: Tier = "ram"  # where the head is stored, if the node has it; "gpu": there and in RAM, and computed there
     slots: int = 0  # slots for streamed segments on the accelerator; 0: as few as the pipeline needs
     cards: Cards = ()
+
+    @property
+    def on_card(self) -> bool:
+        """True if all weights, keys and values are in the accelerator's memory."""
+        return self.kv == "gpu" and all(tier == "gpu" for tier in self.residence)
 
     def places(self, phase: RequestPhase) -> tuple[Place, ...]:
         """Return where each segment is computed in a phase."""

@@ -188,6 +188,31 @@ def test_a_chain_is_its_blocks_one_by_one(device: CudaDevice) -> None:
         assert 0 < ended[0] <= ended[1]
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_chain_repeats_short_steps_for_other_tokens(device: CudaDevice, kv_dtype: KvDtype) -> None:
+    """Steps of one shape are recorded at the second and replayed from the third on; another shape comes between."""
+    random = np.random.default_rng(11)
+    first = attention_case(random, format="f32", lengths=((3, 1), (60, 1)), heads=2, kv_heads=1, kv_dtype=kv_dtype)
+    second = ffn_case(random, format="f32", tokens=2, units=1)
+    keys, values, hidden = first.kv.keys[0], first.kv.values[0], first.x.shape[1]
+    residuals = Residual(bias=normal(random, hidden)), Residual(scale=0.5)
+    host = [
+        ChainBlock(first.spec, first.data, residuals[0], keys.copy(), values.copy()),
+        ChainBlock(second.spec, second.data, residuals[1]),
+    ]
+    expected = reference.open_chain(host)
+    with held(device, first.data, second.data, keys, values) as (one, other, own_keys, own_values):
+        there = [replace(host[0], data=one, keys=own_keys, values=own_values), replace(host[1], data=other)]
+        chain = device.kernels.open_chain(there)
+        for step in range(6):
+            tokens = slice(0, 1) if step == 3 else slice(0, 2)
+            x = normal(random, 2, hidden)[tokens]
+            batch = first.batch.cut(tokens)
+            if step < 3:
+                batch = replace(batch, positions=batch.positions - np.int32(2 - step))
+            assert_close(chain.run(x, batch), expected.run(x, batch), 1e-5 if kv_dtype in ("f32", "f16") else 2e-2)
+
+
 def test_what_does_not_fit_is_refused(device: CudaDevice) -> None:
     case = attention_case(np.random.default_rng(9), lengths=((3, 2),))
     kernels, batch = device.kernels, case.batch

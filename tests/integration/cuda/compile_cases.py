@@ -33,6 +33,11 @@ def quantised(format: Any, **others: Any) -> Constants:
     return {"FORMAT": format, "BYTES": GROUP_BYTES[format], "CODES": CODE_BYTES[format], **others}
 
 
+def untiled(constants: Constants) -> Constants:
+    """Return the constants of a kernel that has no choice of layout."""
+    return {name: value for name, value in constants.items() if name != "TILED"}
+
+
 GROUPED = [quantised(format, TILED=tiled, INDEXED=False) for format in ("q8", "q4", "q4s") for tiled in (True, False)]
 RECORDS = [
     *(quantised(format, INDEXED=True) for format in ("q8", "q4", "q4s")),
@@ -40,12 +45,13 @@ RECORDS = [
 ]
 SHARED = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227}  # KiB that a block may have
 CASES: list[tuple[Any, Constants]] = [
-    *((few.few_grouped, {**each, "TOKENS": 1, "OUTPUTS": 8, "GROUPS": 16}) for each in GROUPED),
+    *((few.few_words, {**untiled(each), "TOKENS": 1, "OUTPUTS": 8, "GROUPS": 32}) for each in GROUPED[::2]),
+    *((few.few_grouped, {**each, "TOKENS": 1, "OUTPUTS": 8, "GROUPS": 16}) for each in GROUPED[1::2]),
     *((few.few_grouped, {**quantised(each, TILED=True, INDEXED=False), "TOKENS": 1, "OUTPUTS": 8, "GROUPS": 16})
       for each in ("q6", "q5", "q2", "iq4", "iq2", "mxfp4", "nvfp4")),
     *((many.many_grouped, {**quantised(each, TILED=True, INDEXED=False), "TOKENS": 32, "OUTPUTS": 64, "INT8": True})
       for each in ("q6", "iq4")),
-    (few.few_grouped, {**GROUPED[2], "TOKENS": 16, "OUTPUTS": 8, "GROUPS": 2}),
+    (few.few_words, {**untiled(GROUPED[2]), "TOKENS": 16, "OUTPUTS": 8, "GROUPS": 16}),
     *((many.many_grouped, {**each, "TOKENS": 32, "OUTPUTS": 64}) for each in GROUPED[::2]),
     *(
         (few.few_rows, {"FORMAT": format, "INDEXED": True, "TOKENS": 4, "OUTPUTS": 4, "GROUPS": 4})
@@ -73,8 +79,9 @@ CASES: list[tuple[Any, Constants]] = [
     (attend.merge, {"SIZE": 128, "SPLITS": 16}),
 ]  # fmt: skip
 SIZES: list[tuple[Any, Constants]] = [
-    *((few.few_grouped, {**GROUPED[at], "INDEXED": at == 3, "TOKENS": tokens, "OUTPUTS": 8, "GROUPS": 16 // tokens})
-      for at, tokens in ((0, 2), (2, 4), (3, 8), (4, 8))),
+    *((few.few_words, {**untiled(GROUPED[at]), "INDEXED": True, "TOKENS": tokens, "OUTPUTS": 8, "GROUPS": groups})
+      for at, tokens, groups in ((0, 2, 32), (2, 4, 16), (4, 8, 16))),
+    (few.few_grouped, {**GROUPED[3], "INDEXED": True, "TOKENS": 8, "OUTPUTS": 8, "GROUPS": 2}),
     *((few.few_rows, {"FORMAT": "f32", "INDEXED": False, "TOKENS": tokens, "OUTPUTS": 4, "GROUPS": groups})
       for tokens, groups in ((1, 16), (16, 2))),
     *((few.few_columns, {**each, "TOKENS": 16, "VECTORS": 2, "GROUPS": 4}) for each in RECORDS[1:4]),
@@ -165,7 +172,9 @@ def test_it_compiles_for_one_of_everything(kernel: Any) -> None:
 
 @pytest.mark.parametrize("constants", [each for each in GROUPED if each["FORMAT"] != "q8"])
 def test_few_tokens_read_weights_in_words_not_in_bytes(constants: Constants) -> None:
-    ptx = compiled(few.few_grouped, {**constants, "TOKENS": 1, "OUTPUTS": 8, "GROUPS": 16}, 80)
+    tiled, sizes = constants["TILED"], {"TOKENS": 1, "OUTPUTS": 8}
+    kernel, of = (few.few_words, untiled(constants)) if tiled else (few.few_grouped, constants)
+    ptx = compiled(kernel, {**of, **sizes, "GROUPS": 32 if tiled else 16}, 80)
     assert not re.search(r"ld\.global[\w.]*\.[bsu]8\b", ptx)
 
 

@@ -232,13 +232,16 @@ def test_it_says_what_it_is(device: CudaDevice) -> None:
 def test_a_node_with_a_card_has_the_tokens_of_a_node_without(
     family: str, dtype: str, allowed: float, tiny_pack: Callable[..., Pack], tmp_path: Path, device: CudaDevice
 ) -> None:
-    """Every block is on the card. Logits differ only by the order of sums and the rounding to int8."""
+    """Every block and the head are on the card. Logits differ only by the order of sums and the rounding to int8."""
     pack = tiny_pack(family, dtype)
     with in_process_engine(pack, [1], tmp_path / "without") as engine:
         expected = engine.logits(TOKENS)
     options = OffloadOptions("gpu", "gpu", "performance", 1)
-    with offloaded(pack, tmp_path / "with", {0: device}, options) as deployment:
+    with offloaded(pack, tmp_path / "with", {0: device}, options, follow=1e-5) as deployment:
         assert device.memory.used > 0
+        link = deployment.node.link
+        assert link is not None
+        assert link.offload.head_bytes > 0
         found = Engine(deployment).logits(TOKENS)
     assert np.abs(found - expected).max() < allowed * np.abs(expected).max()
     if dtype == "f32":

@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_refused(device: CudaDevice) -> None:
     with held(device, case.data, np.zeros(case.data.size + 16, np.uint8)) as (data, wide):
         for weights, x, active, what in (
             (data[:-1], case.x, None, "contiguous bytes"),
-            (wide[1 : case.data.size + 1], case.x, None, "not aligned to 2 bytes"),
+            (wide[1 : case.data.size + 1], case.x, None, "not aligned to 4 bytes"),
             (data, wrong, None, "contiguous float32"),
             (data, case.x, none, "record layout"),
         ):

@@ -127,6 +127,8 @@ def in_process_deployment(
         workers = ThreadedWorkers(nodes[1:])
         stack.callback(workers.close)
         vocabulary = stack.enter_context(Vocabulary(pack, nodes[0].budget))
+        if nodes[0].link is not None and nodes[0].link.offload.head_bytes:
+            vocabulary.compute_head_on(nodes[0].link.device)
         limits = Capacity(context, min([chunk, *(node.prefill_tokens for node in nodes)]), pool)
         alone = pack.config.mixture is None or all(node.resident for node in nodes)
         drafts, mtp = not accelerators and not predictors and alone, None

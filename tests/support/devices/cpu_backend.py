@@ -6,7 +6,7 @@ from threading import RLock
 
 import torch
 
-from tpi.devices.cuda.backend import Tensor, TorchEvent, TorchStream
+from tpi.devices.cuda.backend import RecordingStream, Tensor, TorchEvent
 
 
 class CpuBackend:
@@ -16,7 +16,7 @@ class CpuBackend:
     shares_memory = False
     device = torch.device("cpu")
 
-    def lane(self) -> TorchStream:
+    def lane(self) -> RecordingStream:
         """Return a lane that does all work at once."""
         return CpuLane()
 
@@ -43,6 +43,10 @@ class CpuLane:
         """Lock the interpreter for the caller."""
         with self._turn:
             yield
+
+    def record(self, call: Callable[[], object]) -> Callable[[], object]:
+        """Return `call`: the interpreter records nothing."""
+        return call
 
     def mark(self) -> TorchEvent:
         """Return a mark whose work is done already."""

@@ -34,14 +34,18 @@ def offloaded(
     shares: Sequence[float] = (1,),
     decide: Mapping[int, Choose] | None = None,
     shared: bool = False,
+    follow: float | None = None,
     **more: Any,
 ) -> Iterator[Deployment]:
     """Run a deployment whose ranks have `devices`; check at the end that their memory is empty.
 
     `decide` has planners by rank, which replace the nodes' own. `shared`: accelerators use the host's memory.
+    `follow` is the figure of this name of all accelerators (`scheduler.model.machine.Accelerator`).
     """
     of_ranks = {rank: list(these) if isinstance(these, Sequence) else [these] for rank, these in devices.items()}
-    accelerators = {rank: _beside(these, options, (decide or {}).get(rank), shared) for rank, these in of_ranks.items()}
+    accelerators = {
+        rank: _beside(these, options, (decide or {}).get(rank), shared, follow) for rank, these in of_ranks.items()
+    }
     with ExitStack() as stack:
         for device in (device for these in of_ranks.values() for device in these):
             stack.callback(_check_empty, device)
@@ -51,11 +55,13 @@ def offloaded(
 
 
 def _beside(
-    devices: Sequence[Device], options: OffloadOptions, decide: Choose | None, shared: bool
+    devices: Sequence[Device], options: OffloadOptions, decide: Choose | None, shared: bool, follow: float | None
 ) -> AcceleratorSetup:
     """Return the setup of laptops' cards, which differ only in their memory."""
     first, *more = devices
-    figures = replace(LAPTOP, more=(laptop_gpu(),) * len(more)).with_cards(lambda card: replace(card, shared=shared))
+    figures = replace(LAPTOP, more=(laptop_gpu(),) * len(more)).with_cards(
+        lambda card: replace(card, shared=shared, follow=follow)
+    )
     return AcceleratorSetup(first, figures, options, decide, more=tuple(more))
 
 

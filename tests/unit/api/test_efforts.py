@@ -1,4 +1,4 @@
-"""The reasoning effort: each API's field reaches the template, under the name that the template uses."""
+"""How much a model is to think: each form's field reaches the template, under the name that the template reads."""
 
 from collections.abc import Iterator
 from contextlib import closing

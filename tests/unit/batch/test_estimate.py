@@ -1,4 +1,4 @@
-"""The estimated lengths of a batch's requests, and lines that are not requests."""
+"""How long the requests of a batch usually are, and which inputs are none."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The number of requests that fit at once, if not all requested ones do."""
+"""How many requests at once fit, where so many as are wanted do not."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from tpi.errors import PlanError
 
 
 def fitting(most: int, tried: list[int]) -> Callable[[int], str]:
-    """Return a planner that refuses more than `most` requests and appends each tried number to `tried`."""
+    """Plans for `most` requests at most; `tried` are the numbers that were asked for."""
 
     def plans(requests: int) -> str:
         tried.append(requests)

@@ -1,4 +1,4 @@
-"""The benchmark of sparse products compares products with equal results."""
+"""The sparse operator's benchmark compares products that come to the same."""
 
 import numpy as np
 import pytest

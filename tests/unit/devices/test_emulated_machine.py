@@ -1,4 +1,4 @@
-"""The text of `--device emu:...`: every machine can be written, every preset read, and each error names its cause."""
+"""The text of `--device emu:...`: every machine can be written, every preset read, and every mistake is named."""
 
 from dataclasses import fields
 

@@ -1,4 +1,4 @@
-"""Heads that a tensor has in another order than a pack: any order, by rows, by columns, or transposed."""
+"""Heads that a tensor has in another order than a pack: any order, by rows, by columns, or each transposed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ class Memory:
         return np.ascontiguousarray(flat[slice(*rows), slice(*columns)]).view(np.uint8)
 
     def close(self) -> None:
-        """Do nothing: no file is open."""
+        """Nothing is open."""
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,4 +1,4 @@
-"""Descriptions of machines: given values, defaults of a laptop, and refused descriptions."""
+"""Machines in words: what is said, what is a laptop's, and what means nothing."""
 
 from contextlib import suppress
 from dataclasses import replace

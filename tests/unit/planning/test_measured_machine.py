@@ -1,8 +1,8 @@
-"""This machine, measured through a device's own calls on a clock that only the device advances, and remembered."""
+"""This machine measured through a device's own calls, on a clock that only the device moves, and remembered."""
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +20,7 @@ from tpi.devices.host import open_host
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
 from tpi.kernels.kv import KV_DTYPES
-from tpi.kernels.spec import Batch
+from tpi.kernels.spec import Batch, ChainBlock
 from tpi.net.fields import MachineSpeed
 from worker.equipment import measured
 from worker.measure import machine, remembered, speed
@@ -33,13 +33,13 @@ from worker.service.options import WorkerOptions
 T = TypeVar("T")
 MIB = 1 << 20
 UP, DOWN, LATENCY = 2e9, 1e9, 1e-4  # bytes per second, seconds
-READ, OPERATIONS, START = 5e10, 4e12, 2e-4
+READ, OPERATIONS, START, FOLLOW = 5e10, 4e12, 2e-4, 1e-5
 ATTENDED = {512: 4e10, 256: 3e10, 136: 2e10, 80: 1e10}  # bytes per second, by those of a vector: f32, f16, q8, q4
 
 
 @dataclass
 class FakeClock:
-    """A clock that advances when a device says how long something took."""
+    """Stands still until a device says how long something took."""
 
     now: float = 0.0
     odd: bool = False  # copies of less than 4 MiB seem to be faster by far
@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
 
 @dataclass
 class SlowDevice:
-    """A `tpi.devices.base.Device` that takes the time of a roofline and a link, and computes nothing."""
+    """See `tpi.devices.base.Device`: takes time as a roofline and a link do, and computes nothing."""
 
     clock: FakeClock
     name: str = "card"
@@ -85,7 +85,7 @@ class SlowDevice:
 
 
 class SlowKernels:
-    """Kernels that compute nothing."""
+    """Computes nothing either."""
 
     def __init__(self, clock: FakeClock, threads: int = 1) -> None:
         self._clock, self._threads = clock, threads
@@ -100,6 +100,9 @@ class SlowKernels:
         vector = keys[0, 0, 0].nbytes
         self._clock.now += START + 2 * int((batch.positions + 1).sum()) * keys.shape[1] * vector / ATTENDED[vector]
 
+    def open_chain(self, blocks: Sequence[ChainBlock]) -> "SlowChain":
+        return SlowChain(self, self._clock, blocks)
+
     def read(self, data: Bytes) -> None:
         self._clock.now += data.size / READ
 
@@ -113,8 +116,21 @@ class SlowKernels:
         self._threads = count
 
 
+class SlowChain:
+    """Takes the time of its blocks, `START` seconds once, and `FOLLOW` for each block after the first."""
+
+    def __init__(self, kernels: SlowKernels, clock: FakeClock, blocks: Sequence[ChainBlock]) -> None:
+        self._kernels, self._clock, self._blocks = kernels, clock, blocks
+
+    def run(self, x: np.ndarray, batch: Batch) -> np.ndarray:
+        for block in self._blocks:
+            self._kernels.ffn(block.spec, block.data, x)
+        self._clock.now += (len(self._blocks) - 1) * (FOLLOW - START)
+        return x
+
+
 def slow_device(clock: FakeClock, room: int = 256) -> SlowDevice:
-    """Return a device with a number of MiB of memory."""
+    """With so many MiB of memory."""
     return SlowDevice(clock, memory=Arena("card", room * MIB), kernels=SlowKernels(clock))  # type: ignore[arg-type]
 
 
@@ -128,12 +144,13 @@ def test_a_device_has_the_rates_that_its_calls_show(clock: FakeClock) -> None:
     assert found.rates.read == pytest.approx(READ)
     assert found.rates.operations == pytest.approx(OPERATIONS, rel=0.01)
     assert found.rates.start == pytest.approx(START, rel=0.01)
+    assert found.follow == pytest.approx(FOLLOW)
     assert device.memory.used == 0
 
 
 @pytest.mark.parametrize("room", [4, 16, 64])
 def test_a_small_device_is_measured_within_what_it_has(clock: FakeClock, room: int, tmp_path: Path) -> None:
-    """The measurement takes at most a quarter of the memory, also if kernels take three times the sample."""
+    """A quarter of it at most, also on a device whose kernels take three times as much as the sample."""
     device = slow_device(clock, room)
     found = device_rates(device, tmp_path).figures
     assert found.memory == room * MIB
@@ -145,7 +162,7 @@ def test_a_small_device_is_measured_within_what_it_has(clock: FakeClock, room: i
 def test_a_device_too_small_is_neither_measured_nor_remembered(
     clock: FakeClock, counted: list[int], tmp_path: Path
 ) -> None:
-    """A plan with so little memory is refused later."""
+    """What is planned with so little is refused by the plan."""
     found = device_rates(slow_device(clock, 1), tmp_path)
     assert found.figures.memory == MIB
     assert found.figures.rates == laptop_gpu().rates
@@ -157,7 +174,7 @@ def test_a_device_too_small_is_neither_measured_nor_remembered(
 def test_figures_do_not_depend_on_the_limit_that_came_first(
     clock: FakeClock, counted: list[int], first: int, tmp_path: Path
 ) -> None:
-    """Small samples give smaller figures here, as latencies and caches cause on real devices."""
+    """Small samples tell small figures here, as latencies and caches make them do on devices."""
     clock.odd = True
     device_rates(slow_device(clock, first), tmp_path)
     large = device_rates(slow_device(clock), tmp_path).figures
@@ -212,7 +229,7 @@ def test_the_host_is_measured_with_its_kernels(clock: FakeClock, monkeypatch: py
 def test_a_quota_of_processor_time_counts_once(
     quota: float, threads: int, cores: float, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The quota counts whether or not it slowed the measurement, because the time that threads got is measured."""
+    """Whether a measurement feels it or not: what counts is the time that threads were given."""
     kernels = SlowKernels(clock, threads)
     monkeypatch.setattr(machine, "_wall_clock", lambda: clock.now / quota)  # by a clock on the wall it is felt
     monkeypatch.setattr(speed, "allowed_cores", lambda: quota)
@@ -228,7 +245,7 @@ def test_a_quota_of_processor_time_counts_once(
 
 @pytest.fixture
 def counted(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count the measurements of a device."""
+    """How often a device was measured."""
     calls: list[int] = []
 
     def measure(device: SlowDevice, sample: int) -> object:
@@ -251,7 +268,7 @@ def test_it_is_measured_once(clock: FakeClock, counted: list[int], tmp_path: Pat
 
 
 class Named(SlowDevice):
-    """A card with a name."""
+    """A card that says which it is."""
 
     identity: str = ""
 
@@ -355,7 +372,7 @@ def test_a_record_without_the_rate_of_attention_is_made_again(clock: FakeClock, 
 
 
 def test_what_is_attended_to_for_a_measurement_lies_in_caches() -> None:
-    """Sequences share all pages but the last, to which each one's new token is appended."""
+    """All pages are shared but the last, which the new token of each sequence is appended to."""
     sample = AttentionSample.of(Heads(4, 2, 32), "q8", 3, 100, cached=True)
     tables = sample.batch.tables
     assert tables.tolist() == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 5]]
@@ -368,7 +385,7 @@ def test_what_is_attended_to_for_a_measurement_lies_in_caches() -> None:
 def test_a_run_plans_with_the_disk_that_was_measured(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """`tpi plan` and runs use the same measurement. Without files to measure with, the disk counts as a laptop's."""
+    """As `tpi plan` does, from the same record; with nothing to measure it by it is a laptop's."""
     device, host = slow_device(clock), open_host()
     assert measured(host, [device], tmp_path).machine.disk == LAPTOP.disk
     monkeypatch.setattr(speed, "disk_for", lambda files, cache: DiskSpeed(bytes_per_second=1e9 + len(files)))
@@ -381,7 +398,7 @@ def test_a_run_plans_with_the_disk_that_was_measured(
 def test_a_worker_tells_the_speed_of_its_disk_once_it_is_measured(
     record: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Runs store the speed in the user's cache, also if the worker has another cache."""
+    """Runs record it in the user's cache, also if the worker has a cache of its own."""
     monkeypatch.setenv("TPI_CACHE", str(tmp_path / "user"))
     (tmp_path / "own").mkdir()
     options = WorkerOptions("127.0.0.1", 0, "lap", tmp_path / "own" / "shards", speed=MachineSpeed(1e10, 1e11, 0.0))

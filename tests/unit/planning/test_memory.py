@@ -1,4 +1,4 @@
-"""The machine's memory, as the system and psutil report it."""
+"""What the machine says of its memory, beside what psutil makes of it."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Forecasts and crossovers, compared with closed forms and with a scan."""
+"""Forecasts and crossovers: against closed forms, against a scan, and their laws."""
 
 from dataclasses import replace
 
@@ -23,22 +23,19 @@ NODE = NodeMachine(Rates(100.0, 1e4), 1000, DiskRate(50.0), DEVICE)
 
 
 def test_the_crossover_is_where_host_and_link_take_equally_long() -> None:
-    """Copying 600 bytes takes 30 s.
-
-    The host needs 0.2 s for 2000 operations a token: from 151 tokens on, copying is faster.
-    """
+    """600 bytes take 30 s up; here 2000 operations a token take 0.2 s: from 151 tokens on."""
     assert crossover(SEGMENT, NODE, "ram") == 151
 
 
 def test_without_overlap_computing_there_comes_on_top() -> None:
-    """30 s for copying, and 0.06 s for computing few tokens on the accelerator."""
+    """30 s up, and 0.06 s for few tokens there."""
     assert crossover(SEGMENT, NODE, "ram", "memory") == 151
     slow = replace(NODE, accelerator=replace(DEVICE, rates=Rates(100.0, 1e7)))
     assert crossover(SEGMENT, slow, "ram", "memory") == 181
 
 
 def test_disk_weights_cross_over_where_computing_is_slower() -> None:
-    """The disk takes 12 s, the link 30 s: the result is that for RAM until the link is faster than the disk."""
+    """12 s from disk, but the link takes 30: no difference to RAM, until the link is faster than the disk."""
     assert crossover(SEGMENT, NODE, "disk") == 151
     fast = replace(NODE, accelerator=replace(DEVICE, link=DeviceLink(1e3, 1e3, piece=10)))
     found = crossover(SEGMENT, fast, "disk")
@@ -62,7 +59,7 @@ OPERATIONS = st.sampled_from([1e5, 4e5, 1e6, 1e7])
 
 
 def faster_there(machine: NodeMachine, tokens: int, pipeline: Pipeline) -> bool:
-    """Return True if four equal segments take less time on the accelerator."""
+    """Whether four segments alike take less time on the accelerator."""
     work = NodeWork(tuple(replace(SEGMENT, block=number) for number in range(4)), 0)
     both = [offload(["ram"] * 4, [place] * 4, pipeline=pipeline) for place in PLACES]
     tasks = Tasks.of(work, machine, StepSize(tokens, 1, tokens))
@@ -75,7 +72,7 @@ def faster_there(machine: NodeMachine, tokens: int, pipeline: Pipeline) -> bool:
 def test_halving_finds_what_a_scan_finds(
     read: float, operations: float, there: float, more: float, link: float, pipeline: Pipeline
 ) -> None:
-    """The machines have an accelerator that is faster than the host."""
+    """On machines whose accelerator is faster than the host."""
     device = Accelerator(Rates(max(read, there), max(4 * operations, more)), 1000, DeviceLink(link, link, piece=10))
     machine = NodeMachine(Rates(read, operations), 1000, DiskRate(50.0), device)
     found = crossover(SEGMENT, machine, "ram", pipeline)
@@ -89,7 +86,7 @@ PROBLEM = Problem(layers(4), replace(MACHINE, memory=2400, bus=100.0), Workload(
 
 
 def test_a_forecast_is_the_long_run() -> None:
-    """Everything is in RAM and computed by the host: 1600 bytes at 100 bytes a second in each step."""
+    """Everything in RAM, computed here: 1600 bytes at 100 a second, whatever the step."""
     found = forecast(PROBLEM, offload(["ram"] * 8))
     assert found.decode.seconds == pytest.approx(16)
     assert found.decode.rate == pytest.approx(1 / 16)
@@ -100,10 +97,7 @@ def test_a_forecast_is_the_long_run() -> None:
 
 
 def test_room_that_is_left_evens_out_segments_of_unequal_size() -> None:
-    """Computing hides all loads together, but not each load by the segment before it.
-
-    With two slots a step waits, with four it does not.
-    """
+    """Every load is hidden by what is computed, but not each by the segment before it: two slots wait, four do not."""
     assert MACHINE.accelerator is not None
     device = Accelerator(Rates(200.0, 1e12), 1000, DeviceLink(210.0, 200.0, piece=10))
     problem = replace(PROBLEM, machine=replace(MACHINE, accelerator=device))
@@ -126,6 +120,22 @@ def test_the_slowest_link_is_the_bottleneck() -> None:
     assert found.decode.use["up"] == pytest.approx(1600 / 200 / 32)
 
 
+def test_a_chain_starts_once_and_the_card_computes_the_head_too() -> None:
+    """By hand: 5.6 s for the blocks, 2.6 to start them and to copy 40 bytes each way, 6.2 for the head there."""
+    assert MACHINE.accelerator is not None
+    device = replace(MACHINE.accelerator, rates=Rates(1000.0, 1e12, start=2.0), follow=0.5)
+    work = replace(layers(4, head=800), crossing=40)
+    problem = replace(PROBLEM, work=work, machine=replace(MACHINE, accelerator=device), chains=True)
+    found = choose(problem).offload
+    assert (found.on_card, found.head) == (True, "gpu")
+    assert forecast(problem, found).decode.seconds == pytest.approx(5.6 + 2.6 + 6.2)
+    assert peaks(work, found, problem.request, problem.needs, problem.chunk).accelerator.other == 800
+    tight = replace(problem, machine=replace(MACHINE, accelerator=replace(device, memory=2300)))
+    assert choose(tight).offload.head == "ram"
+    single = forecast(replace(problem, chains=False), replace(found, head="ram"))
+    assert single.decode.seconds > 8 * 2.0 + 8.0  # a start for each block, and the head on the host
+
+
 @settings(deadline=None, max_examples=20)
 @given(st.integers(900, 4000), st.integers(100, 2000), st.sampled_from([20.0, 200.0]))
 def test_no_lane_is_busy_for_longer_than_a_step(memory: int, gpu_memory: int, speed: float) -> None:
@@ -138,7 +148,7 @@ def test_no_lane_is_busy_for_longer_than_a_step(memory: int, gpu_memory: int, sp
 
 
 def test_more_memory_helps_where_it_is_what_lacks() -> None:
-    """Half of the weights fit into RAM, the disk is slow, and the accelerator is too small for any segment."""
+    """Half of it fits into RAM, and the disk is slow; the accelerator is too small for anything."""
     assert MACHINE.accelerator is not None
     small = replace(MACHINE, memory=1100, accelerator=replace(MACHINE.accelerator, memory=1))
     problem = replace(PROBLEM, machine=small)

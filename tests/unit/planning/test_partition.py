@@ -1,4 +1,4 @@
-"""The arithmetic of splits: contiguous, complete, close to the shares."""
+"""The split arithmetic: contiguous, complete, close to the shares."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The values of `--stages`, and the layers and nodes that they mean."""
+"""What `--stages` may say, and which layers and nodes it means."""
 
 import pytest
 from hypothesis import given

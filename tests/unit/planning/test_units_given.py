@@ -1,4 +1,4 @@
-"""Amounts in options: a number without a unit is refused with a list of units, and so are infinity and NaN."""
+"""Amounts that a user gives: a number without a unit is refused with the units named, and so is what is not finite."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Neurons that are predicted once for a block, and computed in their tiles."""
+"""Neurons that are predicted once for a block, and computed in the tiles in which they lie."""
 
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ NEURONS = 32 * UNITS
 
 @dataclass
 class Named:
-    """A predictor that names set neurons, and counts its calls."""
+    """Says that some neurons are active, and counts how often it is asked."""
 
     active: np.ndarray
     asked: int = 0

@@ -1,4 +1,4 @@
-"""Wire formats: decoded values equal the encoded ones, within the format's promised error."""
+"""Wire formats: what is decoded is what was encoded, within what the format promises."""
 
 import numpy as np
 import pytest

@@ -51,6 +51,17 @@ class TorchStream(Protocol):
         ...
 
 
+class RecordingStream(TorchStream, Protocol):
+    """A queue of work that can also record work to repeat it."""
+
+    def record(self, call: Callable[[], object]) -> Callable[[], object]:
+        """Return a function that queues the work of `call` again, with the same tensors; do not do the work now.
+
+        Call it within `use`. `call` must have been called before, so that its programs are compiled.
+        """
+        ...
+
+
 class TorchBackend(Protocol):
     """The memory and the streams of one torch device."""
 
@@ -74,7 +85,7 @@ class TorchBackend(Protocol):
         """The `torch.device` on which tensors are created."""
         ...
 
-    def lane(self) -> TorchStream:
+    def lane(self) -> RecordingStream:
         """Return a new stream of the device."""
         ...
 
@@ -112,7 +123,7 @@ class CudaBackend:
         """True if the card's memory is the host's, as on Jetson boards."""
         return bool(getattr(torch.cuda.get_device_properties(self.device), "is_integrated", False))
 
-    def lane(self) -> TorchStream:
+    def lane(self) -> RecordingStream:
         """Return a new stream of the card."""
         return CudaLane(torch.cuda.Stream(self.device))
 
@@ -152,6 +163,7 @@ class CudaLane:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self._pool: Any = None  # memory of the recorded launches
 
     def use(self) -> AbstractContextManager[None]:
         """Return a context manager within which torch and Triton queue this thread's work in the stream."""
@@ -163,6 +175,21 @@ class CudaLane:
         event = torch.cuda.Event(blocking=True)  # the waiting thread sleeps, so that the host's cores can compute
         event.record(self._stream)
         return CudaEvent(event)
+
+    def record(self, call: Callable[[], object]) -> Callable[[], object]:
+        """Record the launches of `call` as a CUDA graph; return the function that queues the graph in the stream.
+
+        All graphs of a stream share the memory of their temporary values, because one runs at a time.
+        """
+        graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # other threads may copy meanwhile
+        try:
+            call()
+        finally:
+            graph.capture_end()
+        replay: Callable[[], object] = graph.replay
+        return replay
 
 
 class CudaEvent:

@@ -17,12 +17,14 @@ from tpi.devices.cuda.activations import Activations, CudaPrepared, to_host
 from tpi.devices.cuda.attention import CardBatch
 from tpi.devices.cuda.backend import Tensor, TorchBackend
 from tpi.devices.cuda.blocks import SpecVectors, attend, feed_forward, norm, output, project
+from tpi.devices.cuda.chain import CudaChain, chains
 from tpi.devices.cuda.matrix import matrix
 from tpi.devices.cuda.memory import CardMemory
 from tpi.devices.cuda.products import decode, multiply
 from tpi.devices.cuda.tensors import TensorTable
 from tpi.devices.failures import close_all, explained
 from tpi.errors import KernelError
+from tpi.kernels import Chain
 from tpi.kernels.arithmetic import add_residual, check_input
 from tpi.kernels.chain import PlainChain
 from tpi.kernels.heads import attention_in_steps, is_plain, projected_on_host
@@ -165,9 +167,12 @@ class CudaKernels:
         """Return `x` plus the sum over all nodes, `total`. The host computes it, because it has both arrays."""
         return add_residual(residual, x, total)
 
-    def open_chain(self, blocks: Sequence[ChainBlock]) -> PlainChain:
-        """Return a chain that runs `blocks` in order."""
-        return PlainChain(self, blocks)
+    def open_chain(self, blocks: Sequence[ChainBlock]) -> Chain:
+        """Return a chain that runs `blocks` in order; hidden states stay on the card if it can compute all blocks."""
+        if not chains(blocks):
+            return PlainChain(self, blocks)
+        with self._working():
+            return CudaChain(blocks, self._memory, self._vectors, self._lane, self._working)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
         """Return the products of `x` with each row of a table, float32 `[tokens, units * width]`."""

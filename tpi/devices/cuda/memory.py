@@ -40,17 +40,21 @@ class CardMemory:
 
     def pages(self, spec: AttentionSpec, keys: KvArray, values: KvArray, batch: Batch) -> Pages:
         """Return keys and values of one layer; raise KernelError if their pages do not suffice for `batch`."""
+        check_batch(batch, len(keys))
+        return self.opened(spec, keys, values)
+
+    def opened(self, spec: AttentionSpec, keys: KvArray, values: KvArray) -> Pages:
+        """Return keys and values of one layer; raise KernelError if their format, shape or head size is wrong."""
         format = check_caches(spec, keys, values)
         if format == "q8" and spec.head_dim % 2:
             raise KernelError(f"q8 keys and values need heads of even size on a card, not of {spec.head_dim}")
-        check_batch(batch, len(keys))
         return Pages(format, self.bytes("the caches", keys), self.bytes("the caches", values))
 
 
 def check_aligned(run: RunLayout, address: int) -> None:
-    """Raise KernelError unless floats are aligned to their size, and scales to 2 bytes."""
+    """Raise KernelError unless floats and words of codes are aligned to their size, and other scales to 2 bytes."""
     for part in run.parts:
-        size = 4 if part.format == "f32" else 2
+        size = 4 if part.format == "f32" or run.layout == "tiled" else 2
         stride = run.unit_bytes if run.layout == "tiled" else run.record_bytes
         if (address | run.part_offset(part.name) | stride) % size:
             what = "scales" if is_quantised(part.format) else part.format

@@ -17,6 +17,8 @@ from tpi.pack.layout import GROUP
 FEW = 16  # from this number of tokens on, programs that compute tiles of tokens x outputs are faster
 _SPLIT = 128  # columns that one program adds up
 _TOKENS, _OUTPUTS = 32, 64  # tokens and outputs of a tile
+_WORDS = {"q8", "q4", "q4s"}  # formats whose codes are read by words of four bytes
+_GROUPS, _WARPS = 32, 4  # groups that a program of one or two tokens reads at once, and its warps (fastest on an H100)
 INT8_FROM = (8, 0)  # compute capability from which on Triton multiplies int8 on tensor cores
 
 
@@ -53,6 +55,14 @@ def decode(data: Tensor, weights: PackedMatrix, index: Tensor | None = None) -> 
 def _few_grouped(data: Tensor, weights: PackedMatrix, x: Activations, index: Tensor | None) -> Tensor:
     outputs, inputs = _sizes(weights, index)
     rounded, out, tokens = x.rounded(weights.format == "q8"), x.values.new_empty(x.tokens, outputs), power(x.tokens)
+    if weights.tiled and weights.format in _WORDS:
+        launch(
+            few.few_words, (-(-outputs // 8),), data, rounded.codes, _or(rounded.rest, rounded.codes), rounded.scales,
+            _or(index, data), out, x.tokens, outputs, inputs // GROUP, *_place(weights), TOKENS=tokens, OUTPUTS=8,
+            GROUPS=_GROUPS if tokens <= 2 else _GROUPS // 2, INDEXED=index is not None, num_warps=_WARPS,
+            **weights.constants,
+        )  # fmt: skip
+        return out
     launch(
         few.few_grouped, (-(-outputs // 8),), data, rounded.codes, _or(rounded.rest, rounded.codes), rounded.scales,
         _or(index, data), out, x.tokens, outputs, inputs // GROUP, *_place(weights), TOKENS=tokens, OUTPUTS=8,

@@ -157,6 +157,7 @@ class TimedChain:
     def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:
         """Return `x` after all blocks; set `ended` to the emulated end of each block."""
         seconds = [self._rates.seconds(work.block(block, batch)) for block in self._blocks]
+        seconds[0] += self._rates.seconds(KernelWork(up=x.nbytes, down=x.nbytes)) - self._rates.launch
         out = self._lane.run("chain", sum(seconds), lambda: self._chain.run(x, batch, ended))
         if ended is not None:
             ended[:] = np.cumsum(seconds) * self._lane.stretch * 1e9

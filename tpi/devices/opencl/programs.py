@@ -10,6 +10,7 @@ from tpi.errors import KernelError
 
 _SOURCES = Path(__file__).parent / "sources"
 _OPTIONS = ["-cl-mad-enable"]
+_EXACT = "-cl-fp32-correctly-rounded-divide-sqrt"  # else a scale may be the neighbour of the reference's
 # PoCL asks clang for the CPU "generic" if its LLVM does not know the processor, and clang refuses it (pocl/pocl#1049)
 _NO_SUCH_CPU = "unknown target CPU 'generic'"
 _NEWER = "install a newer one (Debian and Ubuntu: apt install pocl-opencl-icd), or leave --device opencl out"
@@ -28,6 +29,9 @@ class Programs:
 
     def __init__(self, context: Any) -> None:
         self._context = context
+        exact = opencl().device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
+        able = all(device.single_fp_config & exact for device in context.devices)
+        self._options = [*_OPTIONS, _EXACT] if able else _OPTIONS
         self._built: dict[Program, Any] = {}
         self._kernels: dict[tuple[Program, str], Any] = {}
 
@@ -46,7 +50,7 @@ class Programs:
         if program not in self._built:
             cl = opencl()
             text = "\n".join((_SOURCES / f"{name}.cl").read_text() for name in ("common", *program.sources))
-            options = [*_OPTIONS, *(f"-D{each}" for each in program.defined)]
+            options = [*self._options, *(f"-D{each}" for each in program.defined)]
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # compilers may warn about a program that they accept

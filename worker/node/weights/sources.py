@@ -13,6 +13,7 @@ from scheduler.window.load import Verify
 from scheduler.window.switched import SwitchedWindow
 from scheduler.window.window import MemoryWindow, Resident, Window
 from tpi.devices.base import Device, Pending
+from tpi.devices.pages import Bytes
 from tpi.kernels.kv import KvPages
 from tpi.progress import Progress
 from tpi.trace import NoTrace
@@ -70,12 +71,26 @@ def arrange(
 ) -> Arrangement[Segment]:
     """Return the segments of every block, each with the context manager that yields its bytes.
 
-    `waits` is True if the units to compute are chosen during the step. Only if it is False, and the host holds all
+    `waits` is True if the units to compute are chosen during the step. Only if it is False, and one device holds all
     weights in memory, the blocks can run as a chain.
     """
     blocks = parts(visits, sources, open_one)
-    hosted = all(segment.memory == "window" for block in visits for segment in block)
-    return Arrangement(blocks, sources.window.kept if hosted and not waits else None)
+    return Arrangement(blocks, None if waits else _on_one_device(visits, sources))
+
+
+def _on_one_device(visits: Visits, sources: Sources) -> Sequence[Bytes] | None:
+    """Return the bytes of all segments, in order of use, if one device holds them and keys and values; else None."""
+    segments = [segment for block in visits for segment in block]
+    if all(segment.memory == "window" for segment in segments):
+        return sources.window.kept
+    alike = {(segment.memory, segment.device) for segment in segments}
+    if len(alike) > 1 or segments[0].memory != "kept" or sources.link is None or not sources.link.chains:
+        return None
+    kept = []
+    for segment in segments:
+        with sources.kept[segment.number] as data:
+            kept.append(data)
+    return kept
 
 
 def parts(

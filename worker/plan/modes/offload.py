@@ -8,6 +8,7 @@ from dataclasses import replace
 from scheduler.model.offload.choice import OffloadChoice, choose
 from scheduler.model.offload.crossover import turning_point
 from scheduler.model.offload.fitting import feasible, refusal
+from tpi.devices.pages import round_up
 from tpi.errors import PlanError
 from worker.plan.case import Candidate, Case, layer_pages_bytes
 from worker.plan.offload import MemoryRule, OffloadPlan
@@ -48,6 +49,7 @@ def propose(case: Case) -> Candidate[OffloadChoice | None]:
         problem=problem,
         chosen=chosen,
         longest=problem.tokens,
+        head_bytes=round_up(problem.work.head.nbytes) if chosen.head == "gpu" else 0,
         memory=MemoryRule.of(case.options.weights),
     )
     planned = planned if problem.machine.shared else planned.deepened(problem.free_bytes)

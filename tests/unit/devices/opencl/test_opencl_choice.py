@@ -1,4 +1,4 @@
-"""The choice of the OpenCL device, and the errors without one."""
+"""Which OpenCL device is opened, and what is said where there is none."""
 
 import subprocess
 import sys
@@ -58,7 +58,7 @@ def test_a_gpu_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def described(**others: object) -> SimpleNamespace:
-    """Return a device as a driver describes it."""
+    """A device as a driver describes it."""
     known = {"name": "GPU", "vendor": "V", "version": "OpenCL 3.0", "driver_version": "31", "max_compute_units": 8,
              "global_mem_size": 1 << 33, "handle": object()}  # fmt: skip
     return SimpleNamespace(**{**known, **others})
@@ -104,7 +104,7 @@ LOG = "clBuildProgram failed\n\nBuild on <PoCL>:\n\n"
 def test_a_compiler_that_takes_no_program_is_named_in_one_line(
     monkeypatch: pytest.MonkeyPatch, log: str, said: str
 ) -> None:
-    """PoCL refuses all programs on a processor that is newer than its LLVM."""
+    """PoCL takes none on a processor that is younger than its LLVM."""
 
     class Refused(Exception):
         pass
@@ -112,8 +112,12 @@ def test_a_compiler_that_takes_no_program_is_named_in_one_line(
     def build(*_: object) -> None:
         raise Refused(LOG + log)
 
-    driver = SimpleNamespace(Error=Refused, Kernel=None, Program=lambda *_: SimpleNamespace(build=build))
+    able = SimpleNamespace(CORRECTLY_ROUNDED_DIVIDE_SQRT=128)
+    driver = SimpleNamespace(
+        Error=Refused, Kernel=None, Program=lambda *_: SimpleNamespace(build=build), device_fp_config=able
+    )
     monkeypatch.setattr(programs, "opencl", lambda: driver)
+    context = SimpleNamespace(devices=[SimpleNamespace(single_fp_config=0)])
     with pytest.raises(KernelError, match=said) as refused:
-        programs.Programs(None).kernel(programs.Program(("norms",)), "norm")
+        programs.Programs(context).kernel(programs.Program(("norms",)), "norm")
     assert "\n" not in str(refused.value)

@@ -83,6 +83,76 @@ def few_grouped(
 
 
 @triton.jit
+def few_words(
+    data, codes, rest, scales, index, out, tokens, outputs, groups, offset, unit, tall, deep,
+    TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr, FORMAT: tl.constexpr, BYTES: tl.constexpr,
+    CODES: tl.constexpr, INDEXED: tl.constexpr,
+):  # fmt: skip
+    """Do what `few_grouped` does, for q8, q4 and q4s in the tiled layout: read four codes of an output at once.
+
+    The words of a square lie one after the other, so that the threads of a warp read neighbouring words.
+    """
+    place = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.load(index + place, mask=place < outputs, other=0) if INDEXED else place
+    token, word = tl.arange(0, TOKENS), tl.arange(0, 4)
+    first = first_byte(row, offset, unit, tall, deep, BYTES, True)
+    total = tl.zeros([TOKENS, OUTPUTS, GROUPS, 4], tl.float32)
+    for begun in range(0, groups, GROUPS):
+        group = begun + tl.arange(0, GROUPS)
+        known = (place[:, None] < outputs) & (group[None, :] < groups)
+        held = (token[:, None] < tokens) & (group[None, :] < groups)
+        begin = first[:, None] + group_step(group, unit, deep, BYTES, True)[None, :]
+        at = data + ((begin + (row % 8 * 4)[:, None])[:, :, None] + word[None, None, :] * 32)
+        low = tl.load(at.to(tl.pointer_type(tl.int32)), mask=known[:, :, None], other=0)
+        high = low
+        if FORMAT == "q8":
+            high = tl.load((at + 128).to(tl.pointer_type(tl.int32)), mask=known[:, :, None], other=0)
+        scale = factor(data, begin, row[:, None], 0, known, CODES, True)
+        unit_of = tl.load(scales + token[:, None] * groups + group[None, :], mask=held, other=0.0)[:, None, :]
+        place_x = token[:, None, None] * (groups * 8) + group[None, :, None] * 8 + word[None, None, :]
+        x_low, x_high = words_at(codes, place_x, held), words_at(codes, place_x + 4, held)
+        dots = tl.zeros([TOKENS, OUTPUTS, GROUPS, 4], tl.int32)
+        for byte in tl.static_range(4):
+            if FORMAT == "q8":
+                w, w_high = signed_byte(low, byte), signed_byte(high, byte)
+            else:
+                w, w_high = (low >> (byte * 8)) & 15, (low >> (byte * 8 + 4)) & 15
+            dots += w[None] * signed_byte(x_low, byte)[:, None] + w_high[None] * signed_byte(x_high, byte)[:, None]
+        part = dots.to(tl.float32)
+        if FORMAT == "q8":
+            more = tl.zeros([TOKENS, OUTPUTS, GROUPS, 4], tl.int32)
+            r_low, r_high = words_at(rest, place_x, held), words_at(rest, place_x + 4, held)
+            for byte in tl.static_range(4):
+                w, w_high = signed_byte(low, byte), signed_byte(high, byte)
+                more += w[None] * signed_byte(r_low, byte)[:, None] + w_high[None] * signed_byte(r_high, byte)[:, None]
+            total += (part + more.to(tl.float32) * 0.0078125) * (scale[None] * unit_of)[:, :, :, None]
+        else:
+            x = tl.zeros([TOKENS, GROUPS, 4], tl.int32)
+            for byte in tl.static_range(4):
+                x += signed_byte(x_low, byte) + signed_byte(x_high, byte)
+            if FORMAT == "q4":
+                least = factor(data, begin, row[:, None], 1, known, CODES, True)
+            else:
+                least = scale * -8.0
+            with_least = part * scale[None, :, :, None] + x.to(tl.float32)[:, None] * least[None, :, :, None]
+            total += with_least * unit_of[:, :, :, None]
+    kept = (token[:, None] < tokens) & (place[None, :] < outputs)
+    tl.store(out + token[:, None] * outputs + place[None, :], tl.sum(tl.sum(total, axis=3), axis=2), mask=kept)
+
+
+@triton.jit
+def words_at(codes, place, held):
+    """Return words of four int8 activations, `[tokens, groups, 4]` int32; 0 where `held` is False."""
+    return tl.load(codes.to(tl.pointer_type(tl.int32)) + place, mask=held[:, :, None], other=0)
+
+
+@triton.jit
+def signed_byte(words, byte: tl.constexpr):
+    """Return byte number `byte` (0: the lowest) of each int32 word, as a signed number."""
+    return (words << (24 - byte * 8)) >> 24
+
+
+@triton.jit
 def few_rows(
     data, x, index, out, tokens, outputs, groups, length, offset, unit,
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr, FORMAT: tl.constexpr, INDEXED: tl.constexpr,

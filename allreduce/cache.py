@@ -128,7 +128,7 @@ def _is_doubted(entry: Sequence[float]) -> bool:
 
 
 def _group(key: str) -> list[str]:
-    """Return the ends of the group whose seconds of software the entry `key` has; empty for the entry of a link."""
+    """Return the ends of the group of nodes that `key` names; empty if `key` names a link."""
     first, *group = key.split(" ")
     return group if first == _SOFTWARE else []
 

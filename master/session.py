@@ -257,6 +257,7 @@ class Session:
         addresses, found = self._addresses(stack), placement.discover and bool(placement.workers)
         net, without = Net(self._tap, policy), partial(say_without, warn) if found else None
         self._cluster = stack.enter_context(Cluster.connect(addresses, net, without=without))
+        known.warn_of_failure()
         for address in placement.busy_workers:
             self._cluster.seek(address)
         asked = Shares.of(shares, self._cluster.places.known)

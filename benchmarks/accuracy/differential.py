@@ -20,7 +20,8 @@ float64 that follows llama.cpp's interpretation of the keys.
 def bench(quick: bool) -> Result:
     """Count the random models that agree with transformers, are refused or invalid, in one row per architecture."""
     with TemporaryDirectory() as directory:
-        tally = differential.run(range(10 if quick else DRAWS), Path(directory))
+        draws = dict.fromkeys(differential.ARCHITECTURES, 10 if quick else DRAWS)
+        tally = differential.run(draws, Path(directory))
         gguf = gguf_differential.run(range(80 if quick else 10 * DRAWS), Path(directory))
     rows: list[Row] = [
         {"architecture": name, "equal": tally.ran[name], "refused": tally.refused[name], "invalid": tally.invalid[name]}

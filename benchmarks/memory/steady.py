@@ -34,8 +34,9 @@ SmolLM2-135M Q4_1 on one node; an allreduce is emulated by sleeping. The first t
 {EXCHANGE * 1e3:.0f} ms and disks that a token bucket slows down. It compares the stall per token that
 `scheduler.model.steady` predicts, from the block times measured in the same run, with the measured stall. Both are
 medians over the same {SAMPLES} tokens. They agree if they differ by at most max(10%, 2% of the token time). `steady` is
-a stall of less than 2% of the token time. The third shows the setting that is advised to a window of one on each of
-these disks, and the stall with that setting. So costs measured with one placement predict another.
+a stall of less than 2% of the token time. The third begins with a window of one on
+each of these disks. It shows the setting that TPI then advises, and the stall with it. So it tests whether costs that
+are measured with one placement predict another.
 """
 
 

@@ -25,7 +25,8 @@ NOTES = f"""
 `tpi.kernels.Kernels.attend`, {{isa}}, {{threads}} threads. One new token of each of {SEQUENCES} sequences attends to
 all tokens before it, as in a batch. Before every call the same threads read the same keys and values and do nothing
 else. A share is the bytes per second of a call divided by those of the reading just before it, the median over
-{{rounds}} rounds without the first. 4, 3 and 1 query heads share a KV head, of 128, 64 and 128 values.
+{{rounds}} rounds without the first. The three shapes have
+4, 3 and 1 query heads for each KV head, and heads of 128, 64 and 128 values.
 """
 
 

@@ -51,7 +51,7 @@ def bench(quick: bool) -> Result:
         Check("processes that import torch or transformers",
               sum(bool(FORBIDDEN & set(found)) for found in imported.values()), 0, at_most=True),
     ]  # fmt: skip
-    tables = [Table("Start", rows), Table(f"Imported during a run, of {', '.join(HEAVY)}", loaded)]
+    tables = [Table("Start", rows), Table(f"Which of these modules a run imports: {', '.join(HEAVY)}", loaded)]
     return Result("Start and footprint", NOTES, tables, checks)
 
 

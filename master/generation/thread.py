@@ -92,7 +92,7 @@ class Ticket:
 
     @property
     def first_admitted(self) -> float | None:
-        """Time of its first admission; None if it was not admitted yet."""
+        """Time at which the request was first admitted, in `perf_counter` seconds; None if it was not admitted yet."""
         return self.request.first_admitted if self.request else None
 
     @property

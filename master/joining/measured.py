@@ -37,6 +37,7 @@ class MeasuredWorkers:
         self._known: list[Neighbour] = []  # each worker once, at the address where it was last measured
         self._at: dict[WorkerId, Neighbour] = {}  # each worker at each of its addresses
         self._told: set[str] = set()  # addresses of workers whose failed measurement was reported
+        self._held: TpiError | None = None  # a failed measurement that `warn_of_failure` will report
         self._lock = Lock()
         self._over = Event()
 
@@ -49,6 +50,26 @@ class MeasuredWorkers:
             return []
         self._remember(found)
         return found
+
+    def ask_first(self, addresses: Sequence[str]) -> "list[Neighbour]":
+        """Measure the workers at `addresses` before they are connected, as `ask` does, but print no warning.
+
+        A worker that cannot be reached ends the run with an error of its own. If all workers are connected later,
+        `warn_of_failure` prints the warning.
+        """
+        try:
+            found = self._ask(addresses, lambda: not self._over.is_set())
+        except TpiError as error:
+            self._held = error
+            return []
+        self._remember(found)
+        return found
+
+    def warn_of_failure(self) -> None:
+        """Print the warning that `ask_first` has not printed, if there is one."""
+        if self._held is not None:
+            self._say(self._held)
+        self._held = None
 
     def missing(self, workers: Sequence[WorkerId]) -> list[str]:
         """Return the addresses of those of `workers` that were never measured."""

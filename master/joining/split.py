@@ -237,10 +237,10 @@ class FirstSplit:
 def plan_split(options: RunOptions, measured: MeasuredWorkers) -> FirstSplit | None:
     """Measure the workers and plan the split; return None if a worker does not answer or report its speed.
 
-    The run then begins with equal shares, and reports the problem when it connects to such a worker.
+    The run then reports the problem when it connects to such a worker, or begins with equal shares.
     """
     with phase("asking the workers how fast they are"):
-        neighbours = measured.ask(options.workers)
+        neighbours = measured.ask_first(options.workers)
     if not neighbours:
         return None
     known = sorted((options.cache / "packs").glob("*/*.safetensors"))

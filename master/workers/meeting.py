@@ -38,11 +38,16 @@ class Meeting:
     def no_answer(self) -> NodeLost:
         """Return the error for the first worker that has not answered in time."""
         worker = next(worker for worker in self._workers if not worker.hello)
-        found = "something that is not a tpi worker answers" if worker.connected else "no worker answers"
+        if not worker.connected:  # a machine that is on and has no firewall would refuse the connection at once
+            return NodeLost(
+                worker.address,
+                f"nothing answers at {worker.address}; check that the address is right, that the machine is on, and "
+                "that its firewall lets the worker's ports through (tpi doctor names them)",
+            )
         return NodeLost(
             worker.address,
-            f"{found} at {worker.address}; start one on that machine with: {listen_example(worker.address)} "
-            "(without --listen it accepts connections from its own machine only)",
+            f"something that is not a tpi worker answers at {worker.address}; start a worker on that machine with: "
+            f"{listen_example(worker.address)} (without --listen it accepts connections from its own machine only)",
         )
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The shape of the house: imports point one way, and what docs/ names exists."""
+"""The architecture: imports follow the table of layers, and names in docs/ exist."""
 
 import ast
 import re
@@ -23,7 +23,7 @@ WITHIN_TPI = ("system", "sources", "families", "pack", "kernels", "devices", "ke
 
 
 def imported_rooms(path: Path) -> set[str]:
-    """Top-level packages of this project that a file imports, anywhere in it."""
+    """Return the top-level packages of this project that a file imports, anywhere in it."""
     rooms = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -68,7 +68,7 @@ def test_top_level_is_the_agreed_one() -> None:
 
 
 def test_tests_share_through_support_alone() -> None:
-    """No test module is another's helper, and nothing of the benchmarks is, but where they are what is tested."""
+    """No test module imports another, and none imports benchmarks, except tests of the benchmarks."""
     tests, modules = ROOT / "tests", re.compile(r"(?:from|import) (tests\.(?:unit|integration|system)|benchmarks)\b")
     of_benchmarks = {*(tests / "unit/benchmarks").glob("*.py"), tests / "unit/test_documents.py"}
     for path in tests.rglob("*.py"):
@@ -77,7 +77,7 @@ def test_tests_share_through_support_alone() -> None:
 
 
 def documented_symbols() -> list[str]:
-    """Back-quoted dotted names in the pages of docs/, all but the one of figures, that begin with one of the rooms."""
+    """Return back-quoted dotted names of the project's packages in docs/, except the page of figures."""
     pages = sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs/benchmarks.md"})
     text = "\n".join(page.read_text() for page in pages)
     return sorted(set(re.findall(rf"`((?:{'|'.join(ALLOWED)})\.[A-Za-z_][\w.]*)`", text)))
@@ -172,7 +172,7 @@ def test_imports_inside_a_room_follow_its_layers_downward() -> None:
 
 
 def module_graph() -> dict[str, set[str]]:
-    """Each module of what ships, and those that it imports as it is loaded."""
+    """Return the modules of the package, each with the modules that it imports when it is loaded."""
     files = [file for room in ALLOWED for file in (ROOT / room).rglob("*.py")]
     modules = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
     graph = {}
@@ -190,7 +190,7 @@ def test_no_circle_of_imports() -> None:
 
 
 def test_whatever_is_printed_passes_the_filter() -> None:
-    """No way to print goes past `tpi.system.streams`: other streams, bytes, or a console that draws unfiltered text."""
+    """No other way to print exists than `tpi.system.streams`: no other stream, no bytes, and no unfiltered console."""
     past = re.compile(
         r"sys\.__std|\bstd(?:out|err)\.buffer|os\.write\([12],|\bunfiltered\b|\bConsole\(|[^.\w]print\(|open\(\s*[12],"
     )

@@ -1,4 +1,4 @@
-"""The pages for people: every command and every flag that they name exists."""
+"""The pages of docs/ and the README: every command and every flag that they name exists."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ OF_OTHERS = {"--index-url", "--base", "--pairs"}  # pip's; those of compare, whi
 
 
 def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
-    """`command` and all below it, by their full names."""
+    """Yield `command` and all commands below it, by their full names."""
     yield name, command
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -49,7 +49,7 @@ def test_commands_that_a_page_names_exist(page: Path) -> None:
 
 
 def test_the_readme_names_every_command() -> None:
-    """But for the one that says which version this is."""
+    """Except `tpi version`."""
     text = ROOT.joinpath("README.md").read_text()
     top = {name for name in COMMANDS if name.count(" ") == 1} - {"tpi version"}
     assert not {name for name in top if name not in text}

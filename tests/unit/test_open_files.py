@@ -1,4 +1,4 @@
-"""What is said where files cannot be opened."""
+"""The errors if files cannot be opened."""
 
 import errno
 import os

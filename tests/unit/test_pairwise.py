@@ -1,4 +1,4 @@
-"""Thinned grids: every pair of values meets, in far fewer cases than there are."""
+"""Reduced parameter grids: every pair of values occurs together, in far fewer cases than the full grid has."""
 
 from itertools import combinations, product
 

@@ -1,4 +1,4 @@
-"""Paths that a user or the environment gives: what each means, and one sentence for each that cannot be one."""
+"""Paths from a user or the environment: what each means, and one sentence for each invalid path."""
 
 import json
 import logging
@@ -87,7 +87,7 @@ def test_a_name_with_a_tilde_is_a_file_where_there_is_one(tmp_path: Path, monkey
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory that holds one of each thing that a path may lead to."""
+    """Return a working directory with one of each kind of thing that a path may name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TPI_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TPI_CONFIG", str(tmp_path / "config"))

@@ -67,7 +67,7 @@ def test_refused_clients_hear_when_to_come_back(
         refused, step = Event(), served.engine.step
 
         def held_up() -> None:
-            """A step takes until the others were turned away: the first answer is under way so long."""
+            """Compute a step that lasts until the other requests were refused. The first answer runs until then."""
             step()
             refused.wait(60)
 

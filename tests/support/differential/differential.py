@@ -5,6 +5,7 @@ with a superfluous tensor or field; and a few tokens. `Tally` counts the outcome
 """
 
 import json
+import os
 import random
 import shutil
 import warnings
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -190,11 +192,16 @@ def draw(architecture: str, seed: int) -> Draw:
     return Draw(architecture, found, frozenset(varied), extra, seed)
 
 
+def has_rare_fields(architecture: str) -> bool:
+    """Return True if some field belongs to at most three architectures, so that only their draws test the field."""
+    return not _rare_fields(3).isdisjoint(class_fields(architecture))
+
+
 @cache
-def _own_fields() -> frozenset[str]:
-    """Return the fields that only one family has: only runs of that family test them."""
+def _rare_fields(most: int) -> frozenset[str]:
+    """Return the fields that at most so many architectures have."""
     seen = Counter(name for architecture in ARCHITECTURES for name in class_fields(architecture))
-    return frozenset(name for name, families in seen.items() if families == 1)
+    return frozenset(name for name, architectures in seen.items() if architectures <= most)
 
 
 def _lively(name: str) -> float:
@@ -203,7 +210,7 @@ def _lively(name: str) -> float:
     It is low for fields of all families, since many changes at once seldom give a valid model. It is higher for fields
     of one family, since few runs test them.
     """
-    if name in _own_fields():
+    if name in _rare_fields(1):
         return 0.97
     common = ("hidden_size", "vocab_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
               "num_key_value_heads", "max_position_embeddings", "layer_types", "rope_parameters")  # fmt: skip
@@ -376,8 +383,8 @@ def _randomise(model: Any, rng: np.random.Generator) -> None:
                 buffer.fill_(0.2 + rng.random())
 
 
-def run(seeds: Sequence[int], directory: Path) -> Tally:
-    """Return the tally of a draw of every family with each of `seeds`. `directory` holds one draw's files at a time."""
+def run(draws: Mapping[str, int], directory: Path) -> Tally:
+    """Return the tally of so many `draws` of each architecture. `directory` holds one draw's files at a time."""
     import torch
     import transformers
 
@@ -385,11 +392,12 @@ def run(seeds: Sequence[int], directory: Path) -> Tally:
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.logging.disable_progress_bar()
     tally = Tally()
-    for architecture in ARCHITECTURES:
-        for seed in seeds:
-            target = directory / f"{architecture}-{seed}"
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                compare(draw(architecture, seed), target, tally)
-            shutil.rmtree(target, ignore_errors=True)
+    with patch.object(os, "fsync"):  # thousands of packs that need not survive a power cut
+        for architecture, number in draws.items():
+            for seed in range(number):
+                target = directory / f"{architecture}-{seed}"
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    compare(draw(architecture, seed), target, tally)
+                shutil.rmtree(target, ignore_errors=True)
     return tally

@@ -15,6 +15,8 @@ from tests.support.paths import ROOT
 NATIVE = ROOT / "tpi" / "kernels" / "native"
 CHECK = ROOT / "tests/support/native" / "compare_isas.cpp"
 
+pytestmark = pytest.mark.timeout(1200)  # the first run compiles everything, for minutes where nothing else runs
+
 
 def tool(*names: str) -> str:
     """Path of the first of `names` that is installed; skips the test if none is."""
@@ -64,7 +66,6 @@ def arm_build() -> Path:
     return build
 
 
-@pytest.mark.timeout(300)
 def test_neon_agrees_with_scalar_under_emulation(arm_build: Path, tmp_path: Path) -> None:
     emulator, program = tool("qemu-aarch64", "qemu-aarch64-static"), tmp_path / "compare_isas"
     flags = ["-std=c++20", "-O1", "-static", "-pthread", "-DTPI_ARM", f"-I{NATIVE}"]
@@ -74,7 +75,6 @@ def test_neon_agrees_with_scalar_under_emulation(arm_build: Path, tmp_path: Path
     assert run(emulator, "-cpu", "max", program).split() == ["neon_dotprod", "neon", "scalar"]
 
 
-@pytest.mark.timeout(300)
 def test_no_function_of_one_instruction_set_can_serve_another(arm_build: Path) -> None:
     """The linker keeps one copy of a weak symbol, compiled with the flags of whichever source comes first."""
     symbols = run(tool("aarch64-linux-gnu-nm"), *arm_build.rglob("isa_*.cpp.o"))
@@ -82,7 +82,6 @@ def test_no_function_of_one_instruction_set_can_serve_another(arm_build: Path) -
     assert [line for line in symbols.splitlines() if re.search(r" [WVu] ", line)] == []
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitisers' runtime is preloaded, which needs Linux")
 def test_a_sanitised_build_passes_the_same_tests() -> None:
     compiler, cmake, ninja = tool("g++"), tool("cmake"), tool("ninja")

@@ -1,4 +1,4 @@
-"""An unread answer is ended before it fills the memory; one that is read is whole, however long."""
+"""An answer that is not read is ended before it fills the memory. An answer that is read is complete, however long."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ PIECES: list[Event] = [
 
 @given(st.lists(st.sampled_from([*PIECES, None]), max_size=60))
 def test_what_is_read_is_what_was_made(steps: list[Event | None]) -> None:
-    """None: one is read. Nothing is lost nor out of order until too much is unread; then that is said, last."""
+    """None stands for a read. Nothing is lost or out of order until too much is unread; then the last entry says so."""
 
     async def run() -> None:
         backlog, unread = Backlog(MOST), list[Event]()

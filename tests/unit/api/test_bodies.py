@@ -1,4 +1,4 @@
-"""Bodies share a room: what does not fit is refused, and what a request took is given back, however it ends."""
+"""Request bodies share a limit of memory: what does not fit is refused, and each request releases its part."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ ROOM = 150
 
 
 class Client:
-    """Sends parts, then leaves."""
+    """A client that sends parts of a body, then leaves."""
 
     def __init__(self, parts: Sequence[bytes], leaves: bool) -> None:
         self._parts, self._leaves = list(parts), leaves

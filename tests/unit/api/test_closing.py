@@ -1,4 +1,4 @@
-"""Objects of a schema have the properties that it names, unless it says that they may have others."""
+"""Objects of a schema have only the properties that the schema names, unless it allows others."""
 
 import json
 from typing import Any

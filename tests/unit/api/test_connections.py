@@ -1,4 +1,4 @@
-"""Connections: which is closed where there are too many, and when one has said or taken nothing for too long."""
+"""Connections: which one is closed if there are too many, or if a client sends or reads nothing for too long."""
 
 import asyncio
 import resource
@@ -28,7 +28,7 @@ POST = b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n"
 
 
 class Wire(asyncio.Transport):
-    """A transport that keeps what is written; `unsent` bytes of it stay with the server."""
+    """A transport that stores what is written; `unsent` is the number of bytes that the client has not taken."""
 
     def __init__(self, address: str) -> None:
         super().__init__({"peername": (address, 1), "sockname": ("127.0.0.1", 2)})
@@ -55,7 +55,7 @@ class Wire(asyncio.Transport):
 
 
 class House:
-    """A server's connections, whose answers wait until they may go."""
+    """A server's connections, whose answers wait until a test lets them go."""
 
     def __init__(self, most: int) -> None:
         self.kept, self.go = Connections(most), asyncio.Event()

@@ -1,4 +1,4 @@
-"""Grammars: compiled once, copied for each answer, and refused where they would take long."""
+"""Grammars: compiled once, copied for each answer, and refused if they would take long."""
 
 import time
 from collections.abc import Callable, Iterator

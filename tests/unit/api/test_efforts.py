@@ -1,4 +1,4 @@
-"""How much a model is to think: each form's field reaches the template, under the name that the template reads."""
+"""The reasoning effort: each API's field reaches the template, under the name that the template uses."""
 
 from collections.abc import Iterator
 from contextlib import closing

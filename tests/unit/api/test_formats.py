@@ -1,4 +1,4 @@
-"""The form of an answer (text, tool calls, a schema): one grammar, and the parser that belongs to it."""
+"""The format of an answer (text, tool calls, a schema): one grammar, and its parser."""
 
 import json
 import re
@@ -65,7 +65,7 @@ def harmony(call: ToolCall) -> str:
 
 
 def learnt(name: str) -> tuple[str, Callable[[ToolCall], str]]:
-    """A template whose calls are learnt, and how its model writes a call, with JSON as the grammars space it."""
+    """Return a template whose call format is learnt, and how its model writes a call, with the grammar's spaces."""
     template = TEMPLATES[name]
     traits = family(template)[1]
 
@@ -89,7 +89,7 @@ HARMONY = "{{ messages }}{{ tools }} <|channel|><|message|>"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokenizer]:
-    """The tiny tokenizer with any chat template, and the control tokens that this needs."""
+    """Return the tiny tokenizer with a chat template, and the control tokens that the template needs."""
 
     @cache
     def make(template: str) -> Tokenizer:
@@ -112,7 +112,7 @@ def shape_of(tokenizer: Tokenizer, **more: Any) -> AnswerFormat:
 
 @cache
 def grammars_of(tokenizer: Tokenizer) -> Grammars:
-    """Keep what was compiled, as a server does."""
+    """Return grammars that are compiled once, as in a server."""
     return Grammars(tokenizer, WIDTH)
 
 
@@ -135,7 +135,7 @@ def read(shape: AnswerFormat, text: str, size: int) -> list[Piece]:
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
-    """With text in as few pieces as may be."""
+    """Return the same parts with neighbouring texts joined."""
     found: list[Piece] = []
     for piece in pieces:
         if isinstance(piece, TextPiece) and found and isinstance(found[-1], TextPiece):
@@ -203,7 +203,7 @@ ANSWERS: list[tuple[dict[str, Any], str, str]] = [
 def test_a_form_beside_tools_allows_the_form_or_a_call(
     name: str, form: dict[str, Any], good: str, bad: str, model: Callable[[str], Tokenizer]
 ) -> None:
-    """An answer of the form is text, whatever stands in it; a call is one."""
+    """An answer in the format is text, whatever it contains; a call is a call."""
     template, write = FAMILIES[name]
     tokenizer = model(template)
     shape = shape_of(tokenizer, response_format=form)
@@ -223,7 +223,7 @@ def test_what_is_cut_off_before_it_is_known_is_text(model: Callable[[str], Token
 
 
 class Heard:
-    """An answer whose tokens come one by one, as the engine's thread hands them over."""
+    """An answer whose tokens arrive one by one, as from the engine's thread."""
 
     def __init__(self, tokenizer: Tokenizer, shape: AnswerFormat) -> None:
         self.events: list[Event] = []
@@ -238,7 +238,7 @@ class Heard:
         )  # type: ignore[assignment]
 
     def run(self, tokens: list[int]) -> int:
-        """How many were taken before it was over."""
+        """Return the number of tokens taken before the answer ended."""
         taken = 0
         for token in tokens:
             taken += 1

@@ -1,4 +1,4 @@
-"""Bodies with too many entries are refused by their number, before anything is looked at."""
+"""Bodies with too many entries are refused by their number, before any entry is checked."""
 
 from typing import Any
 
@@ -78,7 +78,7 @@ def test_as_many_as_there_may_be_are_taken() -> None:
 def test_a_list_is_read_up_to_its_first_wrong_entry(
     form: type[BaseModel], field: str, more: dict[str, Any], entry: Any
 ) -> None:
-    """Each further error costs the time of an answer to make and to choose from."""
+    """Reporting further errors would take as long as an answer."""
     with pytest.raises(ValidationError) as found:
         form.model_validate({field: [{"type": 5}, *[entry] * 20_000], **more})
     assert found.value.error_count() < 10

@@ -1,4 +1,4 @@
-"""Before and after a request: what never gets in, what the log has of it, and unforeseen failures."""
+"""Checks before and after a request: refused requests, entries of the log, and unexpected errors."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ def asked(
     access: Access = Access(),  # noqa: B008
     hosts: Sequence[str] = ("localhost",),
 ) -> int:
-    """The status of a POST whose client sends these and then leaves; nothing may get through to the application."""
+    """Return the status of a POST whose client sends these parts and leaves; the application must not be called."""
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -59,7 +59,7 @@ ODD = [
 
 @pytest.mark.parametrize("host", [*ADDRESSES, *NAMES, *ODD])
 def test_only_addresses_and_known_names_are_hosts(host: str) -> None:
-    """What is let in meets the next check: it has no key."""
+    """An accepted host is then refused by the next check, because there is no key."""
     wanted = 403 if host in ODD else 401
     assert asked([], access=Access(("secret",), ("laptop.local",)), hosts=[host]) == wanted
 
@@ -77,7 +77,7 @@ def test_a_stranger_writes_neither_log_lines_nor_terminal_codes(caplog: pytest.L
 
 
 def test_an_unforeseen_fault_ends_a_stream_and_is_raised() -> None:
-    """Rather than an end of the stream that looks like any other."""
+    """The stream must not end as if the answer were complete."""
     sent: list[Message] = []
 
     async def events() -> AsyncIterator[str]:

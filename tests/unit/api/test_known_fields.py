@@ -1,6 +1,6 @@
-"""No field of a request is taken and then left out: it is used, or harmless and documented, or refused by name.
+"""Every field of a request is used, or harmless and documented, or refused by name.
 
-The fields are those of the public clients' own types, so that a new one is seen here first.
+The fields are those of the types of the public clients, so a new field of a client makes a test fail.
 """
 
 import ast
@@ -191,7 +191,7 @@ STRANGE: dict[str, Any] = {"strange": [7]}  # no field takes it as it is
 
 
 def error_of(form: type[FormPart], body: dict[str, Any]) -> RequestError | None:
-    """What is said of a body, as the application says it."""
+    """Return the error for a body, as the application reports it."""
     try:
         form.model_validate(body)
     except ValidationError as error:
@@ -202,7 +202,7 @@ def error_of(form: type[FormPart], body: dict[str, Any]) -> RequestError | None:
 
 
 def changed(body: Any, path: list[str], name: str, value: Any) -> Any:
-    """The body with one more field below `path`."""
+    """Return the body with one more field at `path`."""
     if not path:
         return {**body, name: value}
     if isinstance(body, list):
@@ -212,7 +212,7 @@ def changed(body: Any, path: list[str], name: str, value: Any) -> Any:
 
 
 def all_parts(form: type[FormPart]) -> Iterator[type[FormPart]]:
-    """A form and all forms that stand in it."""
+    """Return a form and all forms inside it."""
     seen, stack = set[Any](), list[Any]([form])
     while stack:
         one: Any = stack.pop()
@@ -273,7 +273,7 @@ FILES = sorted((ROOT / "master" / "api").rglob("*.py"))
 
 
 def test_fields_that_are_declared_are_read() -> None:
-    """A field that no line of the server reads would be taken and left out."""
+    """A declared field that no line of the server uses would be accepted and ignored."""
     nodes = [node for path in FILES for node in ast.walk(ast.parse(path.read_text()))]
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "one_of"]

@@ -1,4 +1,4 @@
-"""Formats of calls are learnt from templates that write the marks of published ones, and of one that is made up."""
+"""Call formats are learnt from templates with published marks, and from one with invented marks."""
 
 import json
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def test_cut_off_calls_and_unknown_tools_are_text(name: str) -> None:
 
 
 def test_calls_without_the_first_tag_are_read() -> None:
-    """Qwen3-Coder often leaves it out."""
+    """Qwen3-Coder often leaves the first tag out."""
     learnt, _ = family(TEMPLATES["Qwen3-Coder"])
     text = "<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
     for pieces in ([text], list(text)):

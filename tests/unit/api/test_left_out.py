@@ -1,4 +1,4 @@
-"""Tools that are not functions: left out by type, refused where they are chosen; and their calls in a history."""
+"""Tools that are not functions: left out by type, refused if they are chosen; and their calls in a history."""
 
 import logging
 from typing import Any

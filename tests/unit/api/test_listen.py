@@ -1,4 +1,4 @@
-"""The listening sockets: where a server is reached, how that is said, and what connections have from it."""
+"""Listening sockets: the server's addresses, how they are printed, and the options of connections."""
 
 import ipaddress
 import socket
@@ -34,7 +34,7 @@ def reaches(address: str, listening: Listening) -> bool:
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, **interfaces: list[str]) -> None:
-    """A machine whose interfaces, all of them up but `down`, have these addresses."""
+    """Give this machine interfaces with these addresses, all up except `down`."""
 
     def family(address: str) -> socket.AddressFamily:
         return socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -47,7 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, **interfaces: list[str]) -> None:
 
 
 def test_a_body_does_not_wait_until_headers_are_acknowledged() -> None:
-    """Nagle's algorithm would hold the second small write of a kept connection back, 40 ms beside delayed ACKs."""
+    """With delayed ACKs, Nagle's algorithm would delay the second small write of a connection by 40 ms."""
     with listen("127.0.0.1", 0) as listening, socket.create_connection(("127.0.0.1", listening.port)):
         accepted, _ = listening.sockets[0].accept()
         with accepted:

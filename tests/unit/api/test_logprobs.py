@@ -1,4 +1,4 @@
-"""Logarithms of tokens, as the forms say them: each with its own bytes, and where its text begins."""
+"""Log probabilities of tokens in each API: with the token's bytes and the offset of its text."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ METER: Any = SimpleNamespace(first_token=lambda s: None, next_token=lambda s: No
 
 
 def said(tokenizer: Tokenizer, tokens: list[int]) -> tuple[str, list[TokenLogprob]]:
-    """The text of an answer of these tokens, and their logarithms; each beats the next number by one."""
+    """Return the text of an answer of these tokens, and the log probabilities of each token and one alternative."""
     events: list[Event] = []
     prepared = PreparedRequest([1], len(tokens), AnswerFormat())
 

@@ -1,4 +1,4 @@
-"""The figures of the node panel: read between two steps, seldom, and of this deployment alone."""
+"""The figures of the node panel: read between two steps, seldom, and only of the present deployment."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +48,7 @@ class _Nodes:
 
 
 class _Thread:
-    """An engine's thread that has its steps end when a test says so."""
+    """An engine's thread whose steps end when a test says so."""
 
     def __init__(self) -> None:
         pages = SimpleNamespace(total=8, free=6)

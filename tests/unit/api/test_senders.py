@@ -1,4 +1,4 @@
-"""Senders: told apart by key where there are several, else by address; their prefixes and responses are their own."""
+"""Senders are told apart by key if there are several keys, else by address; caches and responses are per sender."""
 
 import asyncio
 
@@ -74,7 +74,7 @@ def test_an_owner_of_many_responses_loses_its_own(most: int, characters: int) ->
 
 
 async def _order(turns: FairLock, clients: str) -> list[str]:
-    """The clients in the order of their turns, where all ask at once and one has the turn."""
+    """Return the clients in the order of their turns, if all ask at once while one has the turn."""
     came = list[str]()
 
     async def ask(client: str) -> None:
@@ -107,7 +107,7 @@ def test_a_call_that_is_given_up_passes_its_turn_on() -> None:
 
 
 def test_calls_that_are_given_up_leave_their_places() -> None:
-    """Neither do they count among those that wait, nor does turning one away fail, nor are there two turns at once."""
+    """They do not count as waiting, others can still be refused, and no two clients have the turn at once."""
 
     async def run() -> list[str]:
         turns, came, go = FairLock(3), list[str](), asyncio.Event()

@@ -1,4 +1,4 @@
-"""Server-sent events whose client leaves: the answers are given up, in whatever moment that is."""
+"""Server-sent events whose client leaves: the answers are cancelled, at whatever moment that is."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ from master.api.streams import EventStream
 
 
 class Given:
-    """An answer that hears whether it was given up."""
+    """An answer that records whether it was cancelled."""
 
     def __init__(self) -> None:
         self.up = False
@@ -21,7 +21,7 @@ class Given:
 
 @pytest.mark.parametrize("turns", range(6))
 def test_a_client_that_leaves_during_an_event_is_noticed(turns: int) -> None:
-    """What is cancelled while it ends may never hear of it (Python 3.11); `turns` of the loop lie between the two."""
+    """In Python 3.11, a task cancelled as it ends may never get the error; `turns` of the loop lie between the two."""
     answer: Any = Given()
 
     async def events() -> AsyncIterator[str]:

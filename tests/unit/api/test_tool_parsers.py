@@ -1,4 +1,4 @@
-"""Each family's published output format, as text and calls; however it is cut into pieces."""
+"""Each family's published output format, parsed to text and calls, however the output is cut into pieces."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -151,7 +151,7 @@ def parsed(make: Make, pieces: list[str]) -> list[Piece]:
 
 
 def joined(pieces: list[Piece]) -> Iterator[Piece]:
-    """Neighbouring texts as one."""
+    """Return the same parts with neighbouring texts joined."""
     for kind, group in groupby(pieces, type):
         if kind is ToolCall:
             yield from group
@@ -179,7 +179,7 @@ def test_a_published_format_in_any_pieces(case: str, data: st.DataObject) -> Non
 @pytest.mark.parametrize("make", MAKE)
 @given(st.lists(st.sampled_from(MARKS)))
 def test_no_letter_is_lost_or_made_up(make: str, pieces: list[str]) -> None:
-    """Where nothing is a call, all but white space is in the text."""
+    """If nothing is a call, all but white space is in the text."""
     found = parsed(MAKE[make], pieces)
     said = "".join(piece.text for piece in found if not isinstance(piece, ToolCall))
     tags = ("<think>", "</think>") if make in ("thinking", "begun") else ()

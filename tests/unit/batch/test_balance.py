@@ -1,4 +1,4 @@
-"""Request batching: nothing lost, no micro-batch over its bounds, sums that are close."""
+"""Balancing requests over micro-batches: none is lost, no micro-batch exceeds its limits, and sums are close."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ def test_an_order_has_all_requests_even_those_that_have_no_room(requests: list[L
 
 @given(st.lists(LENGTHS, min_size=1, max_size=40), st.integers(1, 9))
 def test_partial_micro_batches_differ_by_one_prompt_at_most(requests: list[Lengths], most: int) -> None:
-    """As long as none is closed: the one that got the longest last had the least before."""
+    """While none is full, the micro-batch that got the last prompt had the fewest tokens before."""
     count = -(-len(requests) // most)
     placed, _ = micro_batches(requests, len(requests), 1 << 40)
     assert len(placed) == 1

@@ -30,7 +30,7 @@ F32 = 4  # bytes
 
 @dataclass(frozen=True)
 class Drawn:
-    """A plan, and how many experts its blocks have."""
+    """A plan, and the number of experts in its blocks."""
 
     plan: OffloadPlan
     chunking: Chunking
@@ -44,7 +44,7 @@ def run_of(name: Any, units: int, width: int, ranges: list[Range]) -> tuple[RunU
 
 @st.composite
 def plans(draw: st.DrawFn) -> Drawn:
-    """Layers of attention and experts of one node of several: whole experts, or slices of them."""
+    """Draw plans for the attention and experts of one of several nodes, with whole experts or slices."""
     experts, each = draw(st.integers(1, 6)), draw(st.integers(1, 5))
     first, last = sorted(draw(st.tuples(st.integers(0, each), st.integers(0, each))))
     some = sorted(draw(st.tuples(st.integers(0, experts), st.integers(0, experts))))
@@ -70,7 +70,7 @@ def plans(draw: st.DrawFn) -> Drawn:
 
 
 def blocks_of(plan: OffloadPlan) -> list[tuple[NodeSegment, ...]]:
-    """Of each block, what a step visits."""
+    """Return the pieces that a step uses, for each block."""
     window = [plan.pieces[number] for number in plan.host_pieces]
     return list(through_accelerator(plan, window, range(len(window))).long)
 
@@ -98,7 +98,7 @@ def test_every_unit_of_a_block_is_in_its_table_once(drawn: Drawn) -> None:
 
 
 def _routed(segment: NodeSegment, experts: int) -> int:
-    """Pieces of routed experts, as kernels are told of them (`tpi.block.experts_spec`)."""
+    """Return pieces of routed experts, as kernels get them (`tpi.block.experts_spec`)."""
     runs = [run for run in segment.runs if run.name == "neuron"]
     return sum(len(by_expert(run.units, run.layout.units // experts)) for run in runs)
 
@@ -125,7 +125,7 @@ def test_there_is_one_even_chunk_for_each_micro_batch(drawn: Drawn) -> None:
 @given(plans(), st.randoms())
 @settings(max_examples=200, deadline=None)
 def test_ring_slots_do_not_overlap_while_held_or_loaded(drawn: Drawn, random: Any) -> None:
-    """In a run of steps that hold a layer's chunks together, and whose loads run ahead as far as they may."""
+    """Steps hold the chunks of a layer together, and loads run as far ahead as they may."""
     plan = drawn.plan
     ring = plan.ring(plan.long)
     passing = [sum(plan.pieces[at].nbytes for at in layer) for layer in plan._passing]
@@ -164,7 +164,7 @@ def _piece(ring: Ring, use: int) -> int:
 
 
 class CountedPart:
-    """A hold that counts, or fails."""
+    """A hold that counts its uses, or fails."""
 
     def __init__(self, value: int) -> None:
         self.data, self.held, self.fails = np.full(4, value, np.uint8), 0, False

@@ -1,4 +1,4 @@
-"""How long the requests of a batch usually are, and which inputs are none."""
+"""The estimated lengths of a batch's requests, and lines that are not requests."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""How many requests at once fit, where so many as are wanted do not."""
+"""The number of requests that fit at once, if not all requested ones do."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from tpi.errors import PlanError
 
 
 def fitting(most: int, tried: list[int]) -> Callable[[int], str]:
-    """Plans for `most` requests at most; `tried` are the numbers that were asked for."""
+    """Return a planner that refuses more than `most` requests and appends each tried number to `tried`."""
 
     def plans(requests: int) -> str:
         tried.append(requests)

@@ -1,4 +1,4 @@
-"""The output file of a batch: cut at any byte it is mended, and files that are not its own stay untouched."""
+"""The output file of a batch: cut at any byte, it is repaired; files of other programs stay untouched."""
 
 import errno
 import fcntl
@@ -119,7 +119,7 @@ def test_after_a_cut_at_any_byte_whole_lines_are_kept(
 
 
 class Reluctant:
-    """A file that takes seven bytes at a time."""
+    """A file that accepts seven bytes at a time."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Lines for a log: how far a batch is and what is left, on a clock of the test's own."""
+"""Log lines with the progress of a batch and the time left, on a clock that the test sets."""
 
 from master.batch.watch import BatchLines, duration
 

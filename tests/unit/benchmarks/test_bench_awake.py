@@ -1,4 +1,4 @@
-"""Processors that are kept awake while emulated homes are measured."""
+"""Processors that are kept from sleeping while emulated homes are measured."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What batches are compared with: other schedules, which give the same tokens, and FlexGen's linear program."""
+"""The baselines of batches: other schedules, which give the same tokens, and FlexGen's linear program."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -48,7 +48,7 @@ def test_each_schedule_gives_the_tokens_of_each_request_alone(
 
 
 def test_flexgens_policy_attends_on_the_card_and_is_slower() -> None:
-    """Table 5, by our model of time, which counts what kernels have to read."""
+    """Table 5, by TPI's cost model, which counts the bytes that kernels read."""
     machine = emulated_node(parse_emulated("t4"))
     problem = BatchProblem(MIXTRAL, machine, BatchWork(504, 418, 128), Needs(400_000, 1 << 28), step=20_000)
     theirs, ours = flexgen_policy(problem), best_policy(problem).policy
@@ -58,7 +58,7 @@ def test_flexgens_policy_attends_on_the_card_and_is_slower() -> None:
 
 
 def test_flexgens_program_has_the_best_of_its_own_grid() -> None:
-    """Its choice of shares for one size of batch: no other keeps to its inequalities and takes less."""
+    """Its choice of shares for one batch size: no others satisfy its inequalities and take less time."""
     from benchmarks.experts.flexgen import _rows, _solved
 
     machine = emulated_node(parse_emulated("t4"))

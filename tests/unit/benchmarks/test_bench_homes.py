@@ -1,4 +1,4 @@
-"""The benchmarks of homes: the networks that they ask for, and how their figures are made from turns and traces."""
+"""The benchmarks of homes: the networks that they request, and how figures follow from turns and traces."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,10 @@ def test_homes_have_the_latency_and_bandwidth_asked_for() -> None:
 
 
 def test_the_floor_of_a_prompt_is_its_bytes_and_latencies() -> None:
-    """Over fast links 60 latencies and one for the embeddings; over slow ones what a two-shot carries, and they."""
+    """Over fast links: 60 latencies, and one for the embeddings.
+
+    Over slow links: the bytes of a two-shot and these latencies.
+    """
     far, slow = wheel(4, 0.010, 1e15), wheel(4, 0.0, 8e6)
     assert floor(far) == pytest.approx((2 * LAYERS + 1) * 0.010, rel=1e-3)
     two_shot = 2 * 3 / 4 * 2 * PROMPT * HIDDEN
@@ -31,7 +34,7 @@ def test_the_floor_of_a_prompt_is_its_bytes_and_latencies() -> None:
 
 def test_compute_is_that_of_the_slowest_device_in_each_block() -> None:
     def spans(pid: int, *durations: float) -> list[dict[str, Any]]:
-        """One lane, but in the middle of three steps two, which share its duration."""
+        """Return spans of one lane, but of two lanes in the second of three steps, which share its duration."""
         return [
             {"cat": "compute", "pid": pid, "dur": each / lanes, "name": f"block {block}"}
             for lanes, each in zip((1, 2, 1), durations, strict=True)

@@ -1,4 +1,4 @@
-"""Predictions for models that are too large to make: a plan without weights is the plan with them."""
+"""Predictions for models that are too large to create: a plan without weights equals the plan with them."""
 
 from pathlib import Path
 

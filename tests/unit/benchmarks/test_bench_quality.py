@@ -1,4 +1,4 @@
-"""The benchmark of quality: its measures, and a GGUF file that is written anew in another format."""
+"""The benchmark of quality: its measures, and a GGUF file that is written again in another format."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ SMALL: dict[str, object] = LLAMA_1B | {
 
 
 def test_the_measures_are_those_of_the_textbook() -> None:
-    """Two tokens of a vocabulary of two: p = (1/2, 1/2) and (3/4, 1/4), q = (1/4, 3/4) and the same."""
+    """Two tokens, vocabulary of two: p = (1/2, 1/2) and (3/4, 1/4); q = (1/4, 3/4) and (3/4, 1/4)."""
     expected, found = (np.log(np.array(rows, np.float32)) for rows in ([[0.5, 0.5], [0.75, 0.25]],
                                                                          [[0.25, 0.75], [0.75, 0.25]]))  # fmt: skip
     quality = Quality()

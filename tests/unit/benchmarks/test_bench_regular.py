@@ -32,7 +32,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
 
 @pytest.fixture(scope="module")
 def seen(pack: Pack) -> dict[int, tuple[F32, F32]]:
-    """By layer what goes into its gates, and what comes out of them after ReLU."""
+    """Return by layer the inputs of its gates, and their outputs after ReLU."""
     found: dict[int, tuple[F32, F32]] = {}
 
     def watch(layer: int, weights: FfnWeights, x: F32) -> F32:

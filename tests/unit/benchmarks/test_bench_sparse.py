@@ -1,4 +1,4 @@
-"""The sparse operator's benchmark compares products that come to the same."""
+"""The benchmark of sparse products compares products with equal results."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The training loop: text that is split by files, runs that go on where they stopped, a penalty that makes sparse."""
+"""The training loop: text split by files, runs that resume, and a penalty that makes activations sparse."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ RECIPE = Recipe(steps=4, sequences=2, length=32, warm_up=2, kept_every=2, narrow
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of a few thousand parameters, on one thread."""
+    """Return a model of a few thousand parameters, on one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -114,7 +114,7 @@ def test_how_neurons_are_used_is_counted() -> None:
 
 
 def test_a_mixture_is_trained_and_its_experts_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By surprise and balance; the names are those that a checkpoint has, and give the same model back."""
+    """The loss falls and experts are balanced. The names are those of checkpoints, and give the same model."""
     import torch
     import transformers
 

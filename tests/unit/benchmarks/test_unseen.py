@@ -1,4 +1,4 @@
-"""The text for predictors: no document in two parts, and nothing to learn from that is copied from elsewhere."""
+"""The text for predictors: no document is in two parts, and no training text is copied from elsewhere."""
 
 from collections.abc import Iterator
 from pathlib import Path

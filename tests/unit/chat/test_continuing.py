@@ -1,4 +1,4 @@
-"""`/continue` in `tpi chat --url`: a server is asked for the rest of the very answer that was cut."""
+"""`/continue` in `tpi chat --url`: the server gets a request for the rest of the answer that was cut."""
 
 import pytest
 

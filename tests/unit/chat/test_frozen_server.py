@@ -1,4 +1,4 @@
-"""`tpi chat --url` where the server stands still: the user stops the answer, at whatever stage it is."""
+"""`tpi chat --url` with a server that stands still: the user can stop the answer at every stage."""
 
 import socket
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ PIECE = b'data: {"choices": [{"delta": {"content": "Once"}}]}\n\n'
 
 @contextmanager
 def frozen(said: bytes) -> Iterator[str]:
-    """The address of a server that sends so much to each client, and then nothing until it has left."""
+    """Yield the address of a server that sends a text to its client, and then nothing until the client leaves."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
@@ -41,7 +41,7 @@ def frozen(said: bytes) -> Iterator[str]:
 
 
 class Known(ChatServer):
-    """A server of which the model is known already."""
+    """A server whose model is known already."""
 
     def model(self) -> tuple[str, int]:
         return "cat", 100

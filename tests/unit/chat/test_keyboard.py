@@ -1,4 +1,4 @@
-"""Keys that are pressed while nothing reads them: not shown, kept, and no business of processes in the background."""
+"""Keys pressed while nothing reads them: not shown, kept for later, and not taken by background processes."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Markdown at a terminal: what comes in pieces looks as what comes at once, and every word is shown."""
+"""Markdown at a terminal: pieces look like the whole, and every word is shown."""
 
 import io
 import re
@@ -14,7 +14,7 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def shown(pieces: list[str]) -> str:
-    """What is written for an answer of these pieces."""
+    """Return the terminal's text for an answer of these pieces."""
     written: list[str] = []
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=60, legacy_windows=False)
     screen = MarkdownScreen(written.append, console)
@@ -29,7 +29,7 @@ def plain(text: str) -> str:
 
 
 def words(styled: str) -> str:
-    """Merge parts of one style: where they begin and end makes no difference, nor has the end of a line a style."""
+    """Merge neighbouring parts of one style: cuts between them make no difference, and line ends have no style."""
     current, merged = "", list[tuple[str, str]]()
     for part in re.split(r"(\x1b\[[0-9;]*m|\n)", styled):
         style = "" if part == "\n" else current

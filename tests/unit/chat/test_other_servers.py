@@ -1,4 +1,4 @@
-"""`tpi chat --url` with what is no server, or a malicious one: a sentence each time, and no terminal obeys it."""
+"""`tpi chat --url` with other servers, or malicious ones: one sentence each time, and no control sequences."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a model writes does nothing to the terminal that shows it; files and pipes get it."""
+"""A model's text cannot control the terminal that shows it; files and pipes get the text as it is."""
 
 import io
 import re
@@ -15,7 +15,7 @@ WRITTEN = "a\x1b]0;title\x07b\tc\x9b31m\x7fd\n"
 
 
 class Shown(io.StringIO):
-    """A stdout that is a terminal, or is not."""
+    """A stdout that is a terminal, or is not one."""
 
     def __init__(self, terminal: bool) -> None:
         super().__init__()

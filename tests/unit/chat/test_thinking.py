@@ -1,4 +1,4 @@
-"""`tpi chat --url` with a model that thinks: what it thinks is shown as it comes, and is no part of what was said."""
+"""`tpi chat --url` with a reasoning model: reasoning is shown as it comes, and is not part of the answer."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def talk_to(server: ChatServer, *turns: Turn) -> tuple[ServerChatBackend, ShownS
 
 
 def reply(talk: ServerChatBackend, after: int = 1 << 30) -> Answer:
-    """The answer, stopped by the user when so many pieces have come."""
+    """Return the answer; the user stops it after a number of pieces."""
     count = iter(range(1 << 30))
     return talk.reply("Hello", lambda: next(count) >= after, lambda _: None)
 

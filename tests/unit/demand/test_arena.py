@@ -1,4 +1,4 @@
-"""What lies on an accelerator at first, what its routers foretell, and when they are asked at all."""
+"""The first contents of an accelerator's slots, the predictions of routers, and when routers are asked."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -29,7 +29,7 @@ ONE = np.zeros((1, 8), np.float32)
 
 
 class Foretelling:
-    """Kernels whose routers say what they are told to; `asked` counts."""
+    """Kernels whose routers give set answers; `asked` counts the calls."""
 
     def __init__(self, chosen: list[int]) -> None:
         self.chosen, self.asked = chosen, 0
@@ -44,7 +44,7 @@ class Foretelling:
 
 @contextmanager
 def arena_of(slots: int, kernels: Foretelling, in_time: bool = True) -> Iterator[ExpertArena]:
-    """Blocks 1 and 3 with some of their experts on a device, each of a page filled with its number."""
+    """Return an arena with some experts of blocks 1 and 3, each a page filled with its number."""
     units = {key: np.full(PAGE, number, np.uint8) for number, key in enumerate(KEYS)}
     with Twin(native) as device, closing(TransferQueue()) as queue:
         memory = device.memory.allocate(slots * PAGE)
@@ -91,7 +91,7 @@ def test_the_next_blocks_router_has_its_experts_come() -> None:
     [(3, 1, True, True), (1, 500, True, True), (1, 1, False, True), (1, 1, True, False)],
 )
 def test_routers_are_not_asked_in_vain(block: int, tokens: int, short: bool, in_time: bool) -> None:
-    """Behind the last block, of a prompt, and where the link is too slow for what they say."""
+    """Not after the last block, not in prompts, and not if the link is too slow for the predicted experts."""
     kernels = Foretelling([2])
     with arena_of(4, kernels, in_time) as arena:
         arena.begin(short)
@@ -124,7 +124,7 @@ def test_a_prompt_uses_what_is_there_and_changes_nothing() -> None:
 
 
 def test_a_slow_link_is_not_asked_for_more_than_waits_for_it() -> None:
-    """However many tokens pass meanwhile, and whatever is foretold."""
+    """However many tokens pass meanwhile, and whatever is predicted."""
     free = Event()
     with arena_of(4, Foretelling([])) as arena:
         workers = arena.cache.slots._workers

@@ -1,4 +1,4 @@
-"""What is said of a demand cache beside Belady's policy."""
+"""The report that compares a demand cache with Belady's policy."""
 
 from scheduler.demand.choice.replay import ReplayResult
 from scheduler.demand.stats import DemandStats

@@ -1,4 +1,4 @@
-"""The demand cache in 200 drawn timings, with failing reads, read ahead, and against the replay of what it did."""
+"""The demand cache in 200 drawn timings, with failing reads and read-ahead, compared with a replay of its uses."""
 
 import threading
 from contextlib import closing
@@ -64,7 +64,7 @@ def test_nothing_is_overwritten_before_a_device_has_used_it(seeds: range) -> Non
 
 
 class _Bytes:
-    """A hold of bytes that stay; many at once."""
+    """A hold of bytes that stay in memory; it may be entered several times."""
 
     def __init__(self, data: Bytes) -> None:
         self._data = data
@@ -140,7 +140,7 @@ def test_small_neighbours_are_one_read_and_large_units_one_each() -> None:
 
 
 def spend(cache: DemandCache, clock: Clock, gap: float) -> None:
-    """Holds with a gap of so many seconds between them, until gaps were measured."""
+    """Hold blocks with gaps of a number of seconds, until the gaps are measured."""
     for at in range(6):
         with cache.hold([(0, at % 2)]):
             pass

@@ -1,4 +1,4 @@
-"""Blocks that are held on demand, through the weights of a node."""
+"""Blocks that are held on demand by the weights of a node."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -17,13 +17,13 @@ SHARED = np.full(9, 5, np.uint8)
 
 
 def gathered(units: Sequence[tuple[int, Bytes]]) -> str:
-    """Which units are computed at once."""
+    """Return the units that are computed in one call."""
     assert all(right(data, (1, unit)) for unit, data in units)
     return " ".join(f"unit {unit}" for unit, _ in units)
 
 
 def weights_over(cache: object) -> Weights[str]:
-    """Block 0 is dense; block 1 has a shared segment and units 0, 1, 2 and 4 of the cache's block 1."""
+    """Return weights: block 0 is dense, block 1 has a shared segment and units 0, 1, 2 and 4 of the cache's block 1."""
     always = [("shared", nullcontext(SHARED))]
     demanded = DemandedBlock(1, always, (0, 1, 2, 4), cache, gathered)  # type: ignore[arg-type]
     return Weights(Resident([]), Arrangement([[("dense", nullcontext(SHARED))], always], [SHARED], {1: demanded}))
@@ -73,7 +73,7 @@ def test_hints_reach_the_cache() -> None:
 
 
 class Broken:
-    """A listener to which no step can begin."""
+    """A listener that fails when a step begins."""
 
     aborted = 0
 

@@ -1,4 +1,4 @@
-"""The demand cache under random holds, walks, hints, releases and disk failures, against what the files really hold."""
+"""The demand cache under random holds, walks, hints, releases and disk failures, compared with the files."""
 
 import threading
 from contextlib import AbstractContextManager

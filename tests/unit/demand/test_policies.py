@@ -1,4 +1,4 @@
-"""Policies against the best that there is, found by trying everything; what is chosen; where LRU keeps nothing."""
+"""Policies compared with the optimum, found by trying everything; the chosen policy; where LRU finds nothing."""
 
 from functools import cache
 from itertools import combinations
@@ -25,7 +25,7 @@ def recorded(uses: list[set[int]]) -> Recording:
 
 
 def fewest_misses(uses: list[set[int]], slots: int) -> int:
-    """The fewest loads with which every use finds its units, by trying every cache after every use."""
+    """Return the fewest loads with which every use finds its units, by trying every cache after every use."""
 
     @cache
     def after(at: int, there: frozenset[int]) -> int:
@@ -50,7 +50,7 @@ def test_belady_is_the_best_there_is_and_no_policy_beats_it(uses: list[set[int]]
 
 
 def cyclic(steps: int, blocks: int = 4, hot: int = 1) -> Recording:
-    """Every block's unit 0 in each step, and one of three others in turn."""
+    """Return steps that use unit 0 of every block, and one of three others in turn."""
     keys = [(block, unit) for block in range(blocks) for unit in range(hot + 3)]
     return record(keys, [[(b, u) for b in range(blocks) for u in (0, hot + at % 3)] for at in range(steps)])
 
@@ -71,7 +71,7 @@ def test_lru_keeps_nothing_below_one_steps_units_and_others_do() -> None:
 
 @pytest.mark.parametrize("slots", [5, 300])
 def test_the_least_worth_goes_first(slots: int) -> None:
-    """Few and many slots, and many units that are worth the same."""
+    """With few and many slots, and with many units of equal worth."""
     random = np.random.default_rng(slots)
     table, policy = SlotTable(2 * slots, slots), Lfu(2 * slots)
     table.place(random.permutation(2 * slots)[:slots], np.arange(slots))

@@ -1,4 +1,4 @@
-"""The policy that a node takes: by its own routing, never over the cliff; and hints that do not come true."""
+"""The policy that a node chooses from its own routing: it never finds nothing; and hints that are wrong."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ BLOCKS = [1, 3, 5, 7]
 
 
 def routing(tokens: int, weights: np.ndarray, sticky: float = 0.0, seed: int = 0) -> np.ndarray:
-    """Experts drawn by `weights`, or with probability `sticky` those of the token before."""
+    """Return experts drawn by `weights`, or with probability `sticky` those of the previous token."""
     random = np.random.default_rng(seed)
     made = np.zeros((tokens, LAYERS, USED), np.uint16)
     for token in range(tokens):
@@ -53,7 +53,7 @@ def test_a_small_cache_counts_uses_and_is_never_lru() -> None:
 
 @pytest.mark.parametrize("tokens", [160, 1600])
 def test_a_policy_that_follows_the_last_token_is_taken(tokens: int) -> None:
-    """LRU where there is room for a token's units and hardly more, importance where there is more."""
+    """LRU if there is room for little more than a token's units, importance if there is more."""
     recording = recording_of_experts(routing(tokens, EVEN, sticky=0.5), BLOCKS, KEYS)
     for slots, kind in ((9, "lru"), (20, "importance")):
         chosen = select(recording, slots)
@@ -67,7 +67,7 @@ def test_a_policy_that_follows_the_last_token_is_taken(tokens: int) -> None:
 
 
 def test_chance_in_a_short_record_changes_no_policy() -> None:
-    """Experts drawn by fixed weights: what finds most of a few tokens does so by chance, and ageing costs little."""
+    """Experts are drawn by fixed weights, so the best policy for few tokens is best by chance."""
     ahead = 0
     for seed in range(12):
         recording = recording_of_experts(routing(60, SKEWED, seed=seed), BLOCKS, KEYS)
@@ -94,7 +94,10 @@ def test_a_gain_is_clear_if_windows_agree() -> None:
 
 
 def test_a_pinning_policy_is_chosen_by_some_layers_for_all() -> None:
-    """A few experts of each layer in three of four uses, and the others in turn: LFU cannot tell them in time."""
+    """Each layer uses a few experts three times of four, and the others in turn.
+
+    LFU cannot tell these apart in time.
+    """
     layers, keys = 40, [(layer, expert) for layer in range(40) for expert in range(EXPERTS)]
     favourites = np.tile(np.arange(USED, dtype=np.uint16), (1600, layers, 1))
     others = (np.arange(1600) * USED)[:, None] % (EXPERTS - USED) + USED + np.arange(USED)
@@ -109,7 +112,7 @@ def test_a_pinning_policy_is_chosen_by_some_layers_for_all() -> None:
 
 
 def test_evenly_spread_layers_behave_as_all_layers_do() -> None:
-    """Layers more and less uneven, in room for a quarter of the experts."""
+    """Layers differ in how uneven their routing is; there is room for a quarter of the experts."""
     layers, random = 12, np.random.default_rng(3)
     keys = [(layer, expert) for layer in range(layers) for expert in range(EXPERTS)]
     weights = [decay ** np.arange(EXPERTS) for decay in np.linspace(0.6, 0.95, layers)]
@@ -162,7 +165,7 @@ def test_a_record_travels_as_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("layers", "used", "experts", "width"), [(48, 8, 128, 1), (61, 8, 256, 1), (48, 10, 512, 2)])
 def test_a_deep_models_record_is_told_by_thousands_of_tokens(layers: int, used: int, experts: int, width: int) -> None:
-    """In eight runs that lie evenly over it, and in few bytes; all of a short one."""
+    """A sample of eight evenly spaced runs takes few bytes; of a short record, all tokens are used."""
     kept = np.zeros((8192, layers, used), np.uint16)
     kept[:, 0, 0] = np.arange(8192) % 256
     kept[:, 0, 1] = np.arange(8192) // 256

@@ -30,7 +30,7 @@ KEYS = [(block, unit) for block in range(BLOCKS) for unit in range(UNITS)]
 
 
 class Shared:
-    """A cache on a device of drawn timings, and what became of the steps that used it."""
+    """A cache on a device with drawn timings, and the outcomes of the steps that used it."""
 
     def __init__(self, device: SeparateCalls, queue: TransferQueue, random: Random) -> None:
         self.sizes = {key: random.randint(1, 900) for key in KEYS}
@@ -51,13 +51,13 @@ class Shared:
         self._device.memory.free(self.memory)
 
     def steps(self) -> None:
-        """Some; `named` says of each that failed whether it said what did."""
+        """Run three steps; errors of failed copies do not end them."""
         for _ in range(3):
             with suppress(DeviceError):
                 self.step()
 
     def step(self) -> None:
-        """Every block: some units are wanted, some of those that are not there are fetched, others are foretold."""
+        """Visit every block: use some units, fetch some of the missing ones, predict others."""
         self.cache.begin()
         for block in range(BLOCKS):
             keys = [(block, unit) for unit in self._random.sample(range(UNITS), self._random.randint(1, UNITS))]
@@ -108,7 +108,7 @@ def test_nothing_is_computed_on_a_slot_that_is_half_loaded(seeds: range) -> None
 
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 40] for at in range(0, len(SEEDS), 40)], ids=str)
 def test_a_copy_that_fails_is_named_and_everything_is_given_back(seeds: range) -> None:
-    """Also if no hold waited for it."""
+    """Even if no hold waited for the copy."""
     before = set(threading.enumerate())
     for seed in seeds:
         random = Random(seed)
@@ -127,7 +127,7 @@ def test_a_copy_that_fails_is_named_and_everything_is_given_back(seeds: range) -
 
 
 def _outcome(keys: list[Key], found: Pending[list[Bytes]], sizes: dict[Key, int]) -> bool:
-    """Right bytes, or an error that names what failed."""
+    """Return True if the bytes are correct, or if the error names the copy that failed."""
     try:
         return all(right(data, key, sizes[key]) for key, data in zip(keys, found.wait(), strict=True))
     except DeviceError as error:
@@ -139,7 +139,7 @@ def _named(error: DeviceError) -> bool:
 
 
 def disk_cache(slots: int, kind: str = "importance") -> DemandCache:
-    """A cache whose loads are made by one thread, at once."""
+    """Return a cache whose loads are made by one thread, at once."""
     files, extents = files_of(BLOCKS, UNITS, 700)
     source = DiskUnits(ShuffledDisk(files, 1), extents)
     memory = page_buffer(slots * source.slot_bytes)[: slots * source.slot_bytes]
@@ -206,7 +206,7 @@ def test_a_policy_that_counts_keeps_what_was_used_more_often() -> None:
 
 
 def _until_loaded(cache: DemandCache) -> None:
-    """Until nothing waits to be loaded, and nothing is being loaded."""
+    """Wait until no load is waiting or running."""
     over = threading.Event()
     for _ in range(5000):
         with cache.slots.lock:

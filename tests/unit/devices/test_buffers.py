@@ -1,4 +1,4 @@
-"""Buffers of a card's kernels, without a card: used again, never more than was in use at once, within the limit."""
+"""Buffers for a card's kernels, without a card: reused, never more than were in use at once, within the limit."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ STEP = 256  # bytes
 
 @dataclass
 class FakeBuffer:
-    """What a card would have."""
+    """A buffer without memory."""
 
     size: int
     released: bool = False
@@ -27,7 +27,7 @@ class FakeBuffer:
 
 
 class FakeCard:
-    """Counts what there is, and how often the pool waited for it."""
+    """A card that counts its buffers, and the pool's waits for it."""
 
     def __init__(self) -> None:
         self.made: list[FakeBuffer] = []
@@ -49,7 +49,7 @@ class FakeCard:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 20 * STEP)), max_size=40), st.integers(2, 12))
 def test_memory_never_exceeds_the_peak_use_or_the_limit(steps: list[tuple[bool, int]], pages: int) -> None:
-    """Whatever is taken and let go; what is in use has one user."""
+    """Buffers are taken and returned at random; a buffer has one user at a time."""
     card, arena = FakeCard(), Arena("card", pages * PAGE)
     held = arena.allocate(PAGE)
     taken: list[PooledBuffer] = []
@@ -94,7 +94,7 @@ def test_weights_replace_held_buffers_and_not_those_in_use() -> None:
 
 
 def test_memory_being_allocated_counts_as_used() -> None:
-    """Kernels that run at the same time take buffers: within what is left beside it, not beside what was before."""
+    """While memory is being allocated, the buffers of kernels may take only what that leaves."""
     seen: list[int] = []
 
     def other_use(left: int) -> int:

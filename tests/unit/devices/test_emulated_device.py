@@ -1,4 +1,4 @@
-"""The emulated accelerator computes what the kernels underneath do, on its own memory alone, and ends its threads."""
+"""The emulated accelerator computes as the kernels beneath it do, on its own memory only, and ends its threads."""
 
 import threading
 from collections.abc import Iterator

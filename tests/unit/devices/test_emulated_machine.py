@@ -1,4 +1,4 @@
-"""The text of `--device emu:...`: every machine can be written, every preset read, and every mistake is named."""
+"""The text of `--device emu:...`: every machine can be written, every preset read, and each error names its cause."""
 
 from dataclasses import fields
 

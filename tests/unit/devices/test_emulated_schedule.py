@@ -1,4 +1,4 @@
-"""Any schedule over an emulated device ends when the recurrence says, however threads run and however late they are."""
+"""A schedule on an emulated device ends when the recurrence says, however late its threads run."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -20,7 +20,7 @@ LANES = ("compute", "up", "down")
 
 @dataclass(frozen=True)
 class Planned:
-    """One task: on which lane, for how long, after which of those before it (counted back), and what is told."""
+    """A task: its lane, its duration, earlier tasks that it waits for (counted back), and what is reported."""
 
     lane: str
     seconds: float
@@ -38,7 +38,7 @@ TASKS = st.builds(
 
 
 def expected_ends(tasks: list[Planned], stretch: float) -> list[float]:
-    """A task begins when it is given, its lane is free, and what it waits for has ended."""
+    """Return the ends of tasks: each begins once it is given, its lane is free, and the tasks before it have ended."""
     ends: list[float] = []
     free, given_at = dict.fromkeys(LANES, 0.0), 0.0
     for task in tasks:
@@ -65,7 +65,7 @@ def test_tasks_end_when_the_recurrence_says(tasks: list[Planned], late: float, s
 
 
 class _Threads:
-    """The device's own way to compute, and a thread for each direction of its link."""
+    """The device's own compute thread, and a thread for each direction of its link."""
 
     def __init__(self, device: EmulatedDevice) -> None:
         self._device, self._emulation = device, device.emulation

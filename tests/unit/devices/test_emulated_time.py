@@ -1,4 +1,4 @@
-"""Emulated time: lanes are serial, beside each other, and exact; waiting threads and tasks stand at the right time."""
+"""Emulated time: each lane is serial, lanes run in parallel, and waiting threads wake at the exact time."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def emulation(text: str = PLAIN, late: float = 0.0) -> tuple[Emulation, VirtualT
 
 
 def idle() -> None:
-    """No work at all."""
+    """Do no work."""
 
 
 def test_tasks_of_a_lane_add_up_and_idle_time_is_lost() -> None:

@@ -1,4 +1,4 @@
-"""What kernels have to do, and how long that takes, against figures worked out by hand."""
+"""The work of kernels, and its time, compared with figures worked out by hand."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_an_ffn_block_reads_its_weights_once_for_all_tokens() -> None:
 
 
 def test_cut_experts_take_the_time_of_whole_ones_in_one_call() -> None:
-    """Those that were chosen; with the shared ones, which every token uses, once."""
+    """Chosen experts count, and shared experts, which every token uses, count once."""
     case = experts_case(RANDOM, format="q4", hidden=64, experts=4, used=2, units=3, shared=2, tokens=5)
     routing = Routing(np.array([[0, 2]] * 4 + [[2, 3]], np.int32), np.ones((5, 2), np.float32))
     whole = work.experts(case.spec, 5, routing)
@@ -78,7 +78,7 @@ def test_a_q8_cache_is_counted_as_it_is_stored() -> None:
 
 
 def test_every_kernel_takes_its_time_and_keeps_the_bits() -> None:
-    """Of the host, where nothing crosses; memory and arithmetic are such that the bytes decide."""
+    """Results have the host's bits. Nothing is copied, and the bytes decide the time."""
     time = VirtualTime()
     text = "1GiB,host_memory=1MB/s,host_flops=1P,launch=1s,stretch=1"
     emulated = Emulation(parse_emulated(text), real=time.real, sleep=time.sleep)

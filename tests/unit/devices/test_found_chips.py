@@ -1,4 +1,4 @@
-"""Graphics chips that are found and fail, whatever a driver or a library raises: they are left out, with a reason."""
+"""Graphics chips that are found and fail, whatever a driver or a library raises: left out, with a reason."""
 
 import sys
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tpi.errors import DeviceError, KernelError, UsageError
 
 
 class CompilationError(Exception):
-    """As Triton's: the text begins with the source."""
+    """Like Triton's error, whose text begins with the source."""
 
     error_message = "Unsupported conversion from 'bf16'"
 
@@ -109,7 +109,7 @@ def test_one_whose_library_is_broken_is_refused_in_one_sentence(monkeypatch: pyt
 
 
 def python(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Have the child run `code` in place of a trial."""
+    """Make the child process run `code` in place of a trial."""
     monkeypatch.setattr(child, "_COMMAND", (sys.executable, "-c", code))
 
 

@@ -1,4 +1,4 @@
-"""Admission: as many requests as there are pages for, and a page more for each whose answer is to take one."""
+"""Admission: as many requests as have pages, plus one page for each request whose answer will need another."""
 
 from array import array
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Heard = Callable[[Sampled], bool]
 
 
 def admission(count: int, prompt: int, limit: int) -> Admission:
-    """So many requests that wait, with a pool of its own."""
+    """Return an admission with a number of waiting requests and a pool of its own."""
     found = Admission(most=64)
     deployment: Any = SimpleNamespace(pages=PagePool(POOL), limits=SimpleNamespace(chunk=512, pages=POOL))
     found.deploy(deployment)
@@ -48,7 +48,7 @@ def test_as_many_run_as_there_are_pages_for(prompt: int, limit: int, running: in
 
 
 def test_what_has_been_made_counts() -> None:
-    """Seven that are done but for a token grow no more."""
+    """Seven answers that lack one token need no more pages."""
     found = admission(POOL, 8, 40)
     found.admit(1.0)
     assert len(found.running) == POOL // 2

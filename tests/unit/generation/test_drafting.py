@@ -1,4 +1,4 @@
-"""Drafts: what is looked up, how many rows pay, and which pages they may take."""
+"""Drafts: what lookup finds, how many rows pay off, and which pages drafts may take."""
 
 from array import array
 
@@ -188,7 +188,7 @@ def test_chances_are_learnt() -> None:
 
 @pytest.mark.parametrize(("pages", "drafts"), [(2, 0), (4, 0), (5, 1), (6, 2)])
 def test_drafts_take_only_pages_that_no_sequence_needs(pages: int, drafts: int) -> None:
-    """Two sequences that fill a page each take one more now, and may need one each in the next step."""
+    """Two sequences fill a page each. Each takes one more now, and may need another in the next step."""
     pool = PagePool(2 + pages)
     batcher = Batcher(pool, 16)
     sequences = []

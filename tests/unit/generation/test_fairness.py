@@ -1,4 +1,4 @@
-"""Places, pages and steps are shared fairly: by client, and within a client by HTTP request."""
+"""Places, pages and steps are shared fairly: between clients, and between HTTP requests of one client."""
 
 from array import array
 from collections import Counter
@@ -21,7 +21,7 @@ PLACES = 16
 
 
 class House:
-    """An admission with a pool, without a model."""
+    """An admission with a pool of pages, without a model."""
 
     def __init__(self, pages: int = 64) -> None:
         self.admission, self.numbers = Admission(PLACES), 0
@@ -30,7 +30,7 @@ class House:
         self.admission.deploy(deployment)
 
     def ask(self, client: str, count: int = 1, prompt: int = 8, limit: int = 4000) -> list[Request]:
-        """One HTTP request for so many answers."""
+        """Add one HTTP request for a number of answers."""
         sender, made = Client(client), []
         for _ in range(count):
             self.numbers += 1
@@ -40,11 +40,11 @@ class House:
         return made
 
     def running(self) -> Counter[str]:
-        """How many requests of each client run."""
+        """Return the number of running requests of each client."""
         return Counter(each.client.name for each in self.admission.running)
 
     def step(self, now: float, tokens: int = 1) -> None:
-        """Admit, and grow each request that runs by so many tokens."""
+        """Admit requests, and grow each running request by a number of tokens."""
         self.admission.admit(now)
         for each in self.admission.running:
             each.sequence.tokens.extend([5] * tokens)
@@ -56,7 +56,7 @@ class House:
 
 @pytest.mark.parametrize("other", ["a", "b"])
 def test_many_answers_do_not_keep_a_short_request_waiting(other: str) -> None:
-    """Neither one of another client nor, behind a proxy or on one machine, one of the same address."""
+    """The short request is of another client, or (behind a proxy, or on one machine) of the same address."""
     house = House()
     for _ in range(4):
         house.ask("a", 16)

@@ -1,4 +1,4 @@
-"""The order of requests: clients take turns, each in its own order; a preempted request is its client's next."""
+"""The order of requests: clients take turns, and a preempted request is the next of its client."""
 
 from itertools import pairwise
 
@@ -37,7 +37,7 @@ def test_a_client_with_many_requests_alternates_with_others(clients: list[str]) 
 
 
 def order(line: WaitingQueue) -> list[int]:
-    """Take all out, in turn."""
+    """Remove all requests, and return them in order."""
     found = []
     while line:
         head = next(line.heads())

@@ -1,4 +1,4 @@
-"""Pages that are found by what they hold: the found page is the written one, and shared pages are not written."""
+"""Pages that are found by their content: a found page is the one that was written, and shared pages stay unchanged."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ PROMPTS = st.builds(
 
 
 class PrefixPages(RuleBasedStateMachine):
-    """Sequences that begin, are computed, are taken back, leave, begin anew; what each page holds is kept."""
+    """Sequences that begin, are computed, preempted, released and begun again; records what each page holds."""
 
     sequences = Bundle("sequences")
 

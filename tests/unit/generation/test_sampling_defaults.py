@@ -1,4 +1,4 @@
-"""Sampling settings in a model's files are defaults for what the user leaves out, and never break a run."""
+"""Sampling settings in a model's files are defaults for options that the user leaves out, and never end a run."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ MEANT = Sampling(temperature=0.6, top_k=20, top_p=0.9, min_p=0.0, repeat_penalty
 
 
 def drawn(given: Sampling, said: Any) -> tuple[float, ...]:
-    """The settings that count, of a model that says so."""
+    """Return the settings in effect for a model whose files have these settings."""
     used = SamplingDefaults.of({"sampling": said}).under(given)
     return used.temperature, used.top_k, used.top_p, used.min_p, used.repeat_penalty
 

@@ -1,4 +1,4 @@
-"""The search for stages: as good as every layout of a small home, within memory, and one stage unless it loses."""
+"""The search for stages: as good as the best of all layouts of a small home, within memory."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +19,7 @@ NEAR = st.sampled_from([0.0, 0.0005, 0.01, 0.2])
 
 
 def groupings(ranks: tuple[int, ...]) -> Iterator[list[Members]]:
-    """Every division of the ranks, or of some of them, into groups in some order."""
+    """Yield every division of all or some of the ranks into ordered groups."""
     yield []
     for size in range(1, len(ranks) + 1):
         for group in combinations(ranks, size):
@@ -28,7 +28,7 @@ def groupings(ranks: tuple[int, ...]) -> Iterator[list[Members]]:
 
 
 def every_layout(problem: StageProblem) -> Iterator[tuple[float, set[int]]]:
-    """The seconds of every layout that fits, and its nodes."""
+    """Yield the seconds of every layout that fits, and its nodes."""
     inner = problem.cuts[1:-1]
     for groups in groupings(problem.everyone):
         for cuts in combinations(inner, len(groups) - 1) if groups else ():
@@ -77,7 +77,7 @@ def test_stages_hold_every_layer_once_and_each_node_is_in_one() -> None:
 
 
 def test_wired_pairs_become_the_groups() -> None:
-    """Two pairs of machines, each joined by a cable, with Wi-Fi between them."""
+    """Two pairs of machines, each joined by a cable, with Wi-Fi between the pairs."""
     wired, wifi = 0.00005, 0.01
     links = {pair: wired if pair in ((0, 2), (1, 3)) else wifi for pair in combinations(range(4), 2)}
     best = best_layout(home([0.3e9] * 4, links, layers=8), drop=False)

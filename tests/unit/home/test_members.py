@@ -1,4 +1,4 @@
-"""Homes that are described, and how wrong words are refused; links from echoes; quotas of processor time."""
+"""Homes that flags describe, and errors in them; links measured by echoes; quotas of processor time."""
 
 from dataclasses import replace
 from pathlib import Path

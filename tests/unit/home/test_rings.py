@@ -1,4 +1,4 @@
-"""Rings: what a node's visits are worth to its disk, against a simulation of the disk."""
+"""Rings of stages: how much time of a node's disk its visits save, compared with a simulation of the disk."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -17,7 +17,7 @@ Stages = list[tuple[int, int, Members]]
 
 
 def rounds(count: int, nodes: int, layers: int = 32) -> Stages:
-    """Equal stages: the nodes one after the other, `count` times."""
+    """Return equal stages: all nodes one after the other, `count` times."""
     ends = [layers * at // (count * nodes) for at in range(count * nodes + 1)]
     return [(first, last, (at % nodes,)) for at, (first, last) in enumerate(pairwise(ends))]
 
@@ -83,7 +83,7 @@ def waited(weights: float, room: float, ahead: int, busy: list[float], gap: floa
 
 
 def test_a_ring_is_chosen_where_it_is_fastest() -> None:
-    """Sums take too long here, and in a row of stages each disk reads while the other disks are idle."""
+    """Sums take too long here. In a row of stages, each disk reads while the other disks are idle."""
     problem = home([4e9] * 4, 0.02, layers=32, rooms=[10 * MB + 150 * MB] * 4)
     best, *others = layouts(problem)
     assert best.ring

@@ -1,4 +1,4 @@
-"""The split over uneven nodes: as good as every other one, within each node's memory, without nodes that slow it."""
+"""The split over uneven nodes: as good as the best of all splits, within each memory, without nodes that slow it."""
 
 from itertools import combinations, permutations, product
 
@@ -18,7 +18,10 @@ MB = 1_000_000
 def home(
     speeds: list[float], memories: list[int], latency: float, heads: int = 3, neurons: int = 4, used: float = 1.0
 ) -> HomeProblem:
-    """Nodes of these speeds and memories; sums take `latency` for every other node; a token reads `used` of neurons."""
+    """Return nodes with these speeds and memories.
+
+    Sums take `latency` for each further node; a token reads `used` of neurons.
+    """
     nodes = tuple(
         HomeNode(f"node {rank}", speed, 0.5e9, memory, 100 * MB, 0.0 if rank else 0.002)
         for rank, (speed, memory) in enumerate(zip(speeds, memories, strict=True))
@@ -31,12 +34,12 @@ def home(
 
 
 def deals(units: int, nodes: int) -> list[tuple[int, ...]]:
-    """Every way to deal units to nodes."""
+    """Yield every way to deal units to nodes."""
     return [counts for counts in product(range(units + 1), repeat=nodes) if sum(counts) == units]
 
 
 def read_from_disk(own: tuple[tuple[int, UnitKind], ...], room: float) -> float:
-    """Bytes that a token reads if the first kinds leave the memory first."""
+    """Return the bytes that a token reads from disk if the first kinds leave memory first."""
     excess, read = sum(count * (kind.nbytes + kind.kv_bytes) for count, kind in own) - room, 0.0
     for count, kind in own:
         outside = min(max(0.0, excess), count * kind.nbytes)
@@ -46,7 +49,7 @@ def read_from_disk(own: tuple[tuple[int, UnitKind], ...], room: float) -> float:
 
 
 def seconds(problem: HomeProblem, members: Members, dealt: tuple[tuple[int, ...], ...]) -> float | None:
-    """Of a token, worked out anew; None if a memory does not hold the keys and values."""
+    """Return the seconds of a token, computed independently; None if a memory does not hold keys and values."""
     compute, loading = problem.nodes[0].turn, 0.0
     for counts, kind in zip(dealt, problem.kinds, strict=True):
         compute += max(

@@ -1,4 +1,4 @@
-"""How far a worker is, and for how long it may be silent: the link counts, not a late answer or a late look."""
+"""The measured distance of a worker, and its allowed silence: late answers and late reading do not count."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from tpi.net.questions import Echo
 
 
 def measured(link: RoundTrip, now: float, delays: list[float], look_s: float = 0.01) -> float:
-    """Exchanges over `link` whose answers come after `delays`, looked for every `look_s`; when the last one ended."""
+    """Measure a link with answers that come after `delays` and are read every `look_s`; return the last time."""
     for delay in delays:
         while not link.due(now):
             now += look_s
@@ -24,7 +24,7 @@ def measured(link: RoundTrip, now: float, delays: list[float], look_s: float = 0
 
 
 def test_a_first_answer_that_is_read_late_makes_no_link_far() -> None:
-    """A master that is idle reads what a worker that joins says a quarter of a second later."""
+    """An idle master reads a joining worker's message up to a quarter of a second late."""
     heard = HeartbeatState()
     heard.link.took(0.25)
     assert heard.limit > 6
@@ -73,7 +73,7 @@ def test_an_answer_that_never_comes_is_asked_for_again() -> None:
     st.floats(0, 1), st.lists(st.floats(0, 5), min_size=_EXCHANGES, max_size=12), st.floats(0.001, 0.3)
 )  # fmt: skip
 def test_the_least_of_all_is_the_links(trip: float, late: list[float], look_s: float) -> None:
-    """Never less than the link takes, and as much as that where one answer came in time and was looked for."""
+    """The result is never below the link's time, and equals it if one answer came and was read in time."""
     link = RoundTrip()
     measured(link, 1000.0, [trip + extra for extra in [*late[:3], 0.0]], look_s)
     assert trip <= link.seconds + 1e-6
@@ -86,7 +86,7 @@ def echoing(_: Hostile, message: object) -> list[object]:
 
 
 def test_joining_an_idle_master_measures_the_real_link() -> None:
-    """It is called in the background, where the master looks at most four times a second, but for such answers."""
+    """The worker is called in the background, where the master usually reads only four times a second."""
     with hostile(echoing) as worker, Cluster.connect([]) as cluster:
         cluster.seek(worker.address)
         until(lambda: any(one.heartbeats.link.seconds for one in cluster.recruits.called))

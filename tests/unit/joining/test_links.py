@@ -1,4 +1,4 @@
-"""Links between workers that are broken are told from nodes that are slow."""
+"""Broken links between workers are told apart from slow nodes."""
 
 import pytest
 from hypothesis import given
@@ -50,7 +50,7 @@ def test_it_has_to_stand_for_two_heartbeats() -> None:
 
 
 def wait(late: Lateness, begun: float, seconds: float, rank: int = 1) -> float:
-    """A wait as the mailbox makes it, a look every tenth of a second; when it ends."""
+    """Wait as the mailbox does, looking every tenth of a second; return when the wait ended."""
     for tenth in range(round(seconds * 10) + 1):
         late.look(rank, tenth == 0, begun + tenth / 10)
     return begun + seconds

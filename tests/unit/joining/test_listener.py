@@ -1,4 +1,4 @@
-"""Announcements that are still being read when they are no longer awaited: the network is closed under them."""
+"""Announcements that are still being read when discovery ends and the network is closed."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from tpi.keys.text import key_text
 
 
 class Network:
-    """Fails as zeroconf does once it is closed; `closes` is closed while it is asked."""
+    """A network that fails like zeroconf once it is closed; it is closed while `closes` is read."""
 
     def __init__(self, closes: _Listener | None = None) -> None:
         self.asked, self._closes = 0, closes
@@ -42,7 +42,7 @@ def test_any_other_failure_is_said() -> None:
 
 
 class Busy:
-    """zeroconf on a machine that is too busy for it, from some call on; it hears of one worker."""
+    """zeroconf on a machine that is too busy from some call on; it finds one worker."""
 
     fails = "close"
     key = b""
@@ -66,7 +66,7 @@ class Browser:
 
 @pytest.fixture
 def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Busy]:
-    """A network in which a paired laptop announces itself; `tmp_path / "here"` has this machine's keys."""
+    """A network on which a paired laptop announces itself; `tmp_path / "here"` has this machine's keys."""
     trust(tmp_path / "here", tmp_path / "laptop")
     monkeypatch.setattr(Busy, "key", load_identity(tmp_path / "laptop").public)
     monkeypatch.setattr("zeroconf.Zeroconf", Busy)

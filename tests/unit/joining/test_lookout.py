@@ -1,4 +1,4 @@
-"""A laptop that sleeps, wakes, and changes its address is looked for by its key."""
+"""A laptop that sleeps, wakes, and changes its address is found by its key."""
 
 from queue import Empty, SimpleQueue
 
@@ -67,7 +67,7 @@ def test_a_worker_started_later_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_failed_search_is_reported_once_and_lookout_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """zeroconf's own errors are plain exceptions, and a busy machine brings them about."""
+    """zeroconf raises plain exceptions, and a busy machine can cause them."""
     monkeypatch.setattr(discoverythread, "_EVERY_S", 0.01)
     heard: SimpleQueue[str] = SimpleQueue()
     said_by_laptop = [Announcement("laptop", LAPTOP, 1, ("h",))]

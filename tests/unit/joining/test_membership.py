@@ -1,4 +1,4 @@
-"""Membership while workers come and go: what is planned, which workers are awaited, and how long."""
+"""Membership while workers come and go: what is planned, which workers are awaited, and for how long."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from tpi.errors import NodeLost, PlanError
 
 
 class Gone:
-    """A cluster without workers, to which none comes; `waits` counts looks."""
+    """A cluster without workers, to which none comes; `waits` counts the looks for them."""
 
     def __init__(self) -> None:
         self.workers: list[Any] = []
@@ -81,7 +81,7 @@ def test_patience_has_an_end(patience_s: float, told: str) -> None:
 
 
 def test_left_out_workers_are_called_if_the_model_does_not_fit() -> None:
-    """Until then it is not, however loudly it announces itself: it would slow the others."""
+    """Before that, such a worker is not called, although it announces itself, because it would slow the others."""
     cluster, slow, new = Gone(), WorkerId("slow:1", b"1" * 32), WorkerId("new:1", b"2" * 32)
     membership = member(cluster, [], patience_s=0.0)
     membership.scout.keep([slow])
@@ -111,7 +111,7 @@ class Machine:
 
 
 class House:
-    """A cluster whose master measures new workers; `ready` have come. It is its own recruits."""
+    """A cluster whose master measures new workers; `ready` lists those that came. It also acts as its recruits."""
 
     def __init__(self, *workers: Machine) -> None:
         self.workers: list[Any] = list(workers)
@@ -142,7 +142,7 @@ class House:
 
 
 class Rules:
-    """A plan by names: each of those in it would only slow the others where a certain one is there."""
+    """A plan by names: a worker in the table is left out while another certain worker is present."""
 
     def __init__(self, **slows: str) -> None:
         self.slows = slows
@@ -168,7 +168,7 @@ class Rules:
 
 @dataclass
 class Home:
-    """A house with its membership: nodes of each deployment, what was said, which workers were called again."""
+    """A house with its membership: nodes of each deployment, the messages, and the workers that were called again."""
 
     house: House
     rules: Rules
@@ -189,7 +189,7 @@ class Home:
         self.deployed.append(len(shares))
 
     def comes(self, *names: str) -> None:
-        """These join, and the next request begins."""
+        """Let these workers join, and begin the next request."""
         self.house.ready = [Machine(name) for name in names]
         self.membership.welcome(True, always)
 

@@ -1,4 +1,4 @@
-"""Workers that are called in the background: how often, and when they count."""
+"""Workers that are called in the background: how often, and when they count as ready."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from tpi.keys.text import KEY_BYTES
 
 
 class Called:
-    """A worker that answers at once, with so much memory, or has a problem."""
+    """A worker that answers at once and has a given memory, or a problem."""
 
     def __init__(self, address: str, memory: int, problem: TpiError | None = None) -> None:
         self.address = self.name = address
@@ -38,7 +38,7 @@ class Called:
 
 
 class House:
-    """Workers by their addresses: what `memory` says they have now, or what is wrong with them."""
+    """Workers by their addresses, with their present memory or problem."""
 
     def __init__(self) -> None:
         self.memory: dict[str, int] = {}
@@ -67,7 +67,7 @@ def test_a_busy_worker_is_called_until_it_is_free() -> None:
 
 
 def test_a_moved_worker_is_called_until_it_forgets_its_master() -> None:
-    """It has moved, and takes its master to be where it was for a moment."""
+    """A worker that has moved takes its master to be connected still, for a moment."""
     house = House()
     recruits = Recruits(house.call)
     house.problem["a"] = NodeTwice("a", "worker a is given twice")
@@ -93,7 +93,7 @@ def test_a_worker_short_of_memory_is_let_go_until_it_has_more() -> None:
 
 
 def test_another_address_of_a_delayed_worker_waits_too() -> None:
-    """It announces two: what holds for it at one of them holds at the other."""
+    """The worker announces two addresses; a delay at one of them holds at the other."""
     house, key = House(), b"\1" * KEY_BYTES
     recruits = Recruits(house.call)
     house.memory["b"] = 100
@@ -125,7 +125,7 @@ def test_a_new_worker_counts_once_it_was_measured() -> None:
 
 
 class WaitedFor(Recruits):
-    """Any worker may be used from the moment in which one is about to be measured."""
+    """Recruits whose workers may be used from the moment in which one is about to be measured."""
 
     _look_over: Callable[[RemoteWorker], None] | None = None
 
@@ -140,7 +140,7 @@ class WaitedFor(Recruits):
 
 
 def test_reports_may_change_while_a_worker_is_measured() -> None:
-    """Another thread does: the one that keeps the connections goes on."""
+    """Another thread changes them: the one that keeps the connections continues."""
     house, seen = House(), list[Any]()
     recruits = WaitedFor(house.call)
     recruits.look_over = seen.append
@@ -152,7 +152,7 @@ def test_reports_may_change_while_a_worker_is_measured() -> None:
 
 
 class Joined:
-    """A cluster that some workers have joined; the plan is too much for those that `PlanError` names."""
+    """A cluster that some workers have joined; the plan does not fit those that `PlanError` names."""
 
     def __init__(self, *workers: RemoteWorker) -> None:
         self.workers, self.recruits, self.weights_sent = list(workers), self, 0
@@ -201,7 +201,7 @@ LAPTOP, OTHER = b"\1" * KEY_BYTES, b"\2" * KEY_BYTES
 
 
 class Silent(Called):
-    """No worker answers."""
+    """A worker that does not answer."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, 1 << 30)

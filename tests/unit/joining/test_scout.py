@@ -1,4 +1,4 @@
-"""New workers are measured before use, on a thread of its own; one in reserve is called once it is better."""
+"""New workers are measured before use, on a separate thread; a worker in reserve is called once it is faster."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ FAR = Neighbour(HERE.address, "far", LAPTOP, Link(0.1, 1e6), LAPTOP, KEY)
 
 @dataclass
 class Network:
-    """Workers by their addresses, as they are measured now; one that is not in it is silent."""
+    """Workers by their addresses, with their present measurements; others do not answer."""
 
     there: dict[str, Neighbour] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The instruction set of a case, for modules that use it: what the case names, or what the machine does best."""
+"""The instruction set of a test: the one that its parameters name, or else the best of this machine."""
 
 from collections.abc import Iterator
 

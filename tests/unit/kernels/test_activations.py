@@ -24,7 +24,7 @@ def case_of(activation: Activation, gated: bool, layout: Layout, format: Format,
 
 
 def plain(case: FfnCase) -> F32:
-    """The block by the formulas of the papers, in float64."""
+    """Compute the block by the formulas of the papers, in float64."""
     spec, run = case.spec, case.spec.neuron
     x = apply_norm(spec.norm, case.x).astype(np.float64)
     up = biased(x @ dequantise(run, case.data, "up").T, spec.up_bias)

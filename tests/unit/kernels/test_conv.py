@@ -38,7 +38,7 @@ def test_odd_shapes(shape: tuple[int, int, int]) -> None:
 
 
 def test_formula() -> None:
-    """The reference against a loop over tokens and taps, from the dequantised weights."""
+    """The reference is compared with a loop over tokens and taps that uses the dequantised weights."""
     spec, data, x, states, batch = conv_case(np.random.default_rng(5), lengths=(6,), slots=((2, 4),))
     before = states[2].reshape(-1, spec.channels)[: spec.taps - 1].copy()
     normed = reference.norm(spec.norm, x)

@@ -1,4 +1,4 @@
-"""Gated DeltaNet blocks: native against reference kernels, one piece against several, and the states that are kept."""
+"""Gated DeltaNet blocks: native and reference kernels, one piece and several, and stored states."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -59,7 +59,7 @@ LENGTHS = ((8,), (32,), (70,), (33, 9, 1), (64, 7, 31))
 def test_chunks_of_tokens_equal_the_reference(
     shape: tuple[int, int, int, int, int], lengths: tuple[int, ...], fading: float
 ) -> None:
-    """Also where nothing of a state fades, and where it fades to exactly 0 within a token."""
+    """Also if a state does not decay, and if it decays to exactly 0 within a token."""
     heads, key_heads, key, value, taps = shape
     slots = tuple((row - 1, row) for row in range(len(lengths)))
     case = delta_case(
@@ -75,7 +75,7 @@ def test_chunks_of_tokens_equal_the_reference(
 
 @pytest.mark.usefixtures("isa")
 def test_threads_do_not_change_the_bits() -> None:
-    """More threads take fewer columns of a state at once."""
+    """With more threads, each computes fewer columns of a state at once."""
     case = delta_case(np.random.default_rng(10), heads=5, key_heads=5, value=96, lengths=(70,))
     found = []
     for threads in (1, 8):
@@ -130,7 +130,7 @@ def test_states_outside_the_memory_are_refused(kernels: object, pair: tuple[int,
 
 @pytest.mark.parametrize(("heads", "own"), [(6, 6), (3, 3), (1, 1), (0, 0)])
 def test_buffers_of_value_heads_are_counted(heads: int, own: int, tiny_pack: Callable[..., Pack]) -> None:
-    """Where they need more than attention does; a node has its share of the value heads, or one more."""
+    """They count if they need more than attention does; a node has its share of the value heads, or one more."""
     config = tiny_pack("qwen35").config
     assert config.delta is not None
     assert config.heads == config.delta.heads == 6

@@ -1,4 +1,4 @@
-"""Devices: an arena keeps its limit and its own memory; copies and calls end, or fail, where they are awaited."""
+"""Devices: an arena keeps its limit and its memory; copies and calls end or fail where they are awaited."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -39,7 +39,7 @@ def test_an_arena_never_exceeds_its_limit_nor_gives_memory_twice(steps: list[tup
 
 
 def allocated(arena: Arena, size: int, fill: int) -> list[tuple[Bytes, int]]:
-    """A filled buffer, or none where it does not fit; then the limit that is named would do, and no smaller one."""
+    """Return a list of the filled buffer; empty if it does not fit, in which case the error names the least limit."""
     needed = arena.used + round_up(size)
     if needed > LIMIT:
         with pytest.raises(DeviceFullError, match=f"needs {needed}") as caught:
@@ -54,7 +54,7 @@ def allocated(arena: Arena, size: int, fill: int) -> list[tuple[Bytes, int]]:
 
 
 def copied(host: HostDevice, held: list[tuple[Bytes, int]], source: int, target: int) -> None:
-    """Copy one buffer to another; refused if they differ in size."""
+    """Copy one buffer to another; check that copies of different sizes are refused."""
     if held[source][0].size != held[target][0].size:
         with pytest.raises(DeviceError, match="arrays of one size"):
             host.copy(held[source][0], held[target][0])
@@ -66,7 +66,7 @@ def copied(host: HostDevice, held: list[tuple[Bytes, int]], source: int, target:
 
 
 def check_model(arena: Arena, held: list[tuple[Bytes, int]]) -> None:
-    """What is used is what is held, within the limit; nothing overlaps, and everything has kept its value."""
+    """Check that used bytes are the held ones, within the limit, that none overlap, and that values are kept."""
     assert arena.used == sum(round_up(memory.size) for memory, _ in held) <= LIMIT
     spans = sorted(bounds(memory) for memory, _ in held if memory.size)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
@@ -150,7 +150,7 @@ def test_copies_of_a_second_device_touch_its_own_memory() -> None:
 
 
 def ffn_halves(case: FfnCase) -> list[FfnCase]:
-    """The first units of a feed-forward block, and the others."""
+    """Return the first units of a feed-forward block, and the others."""
     run, middle = case.spec.neuron, case.spec.neuron.units // 2
     parts = []
     for first, last in ((0, middle), (middle, run.units)):
@@ -160,7 +160,7 @@ def ffn_halves(case: FfnCase) -> list[FfnCase]:
 
 
 def attention_halves(case: AttentionCase) -> list[AttentionCase]:
-    """The first half of the query and KV heads, and the others."""
+    """Return the first half of the query and KV heads, and the others."""
     return [attention_half(case, half) for half in (0, 1)]
 
 
@@ -188,7 +188,7 @@ def halved(array: Any, half: int) -> Any:
 
 
 def ffn_on(device: Device, case: FfnCase, data: Bytes) -> F32:
-    """Prepared from what the host prepared, computed where the weights are."""
+    """Compute a feed-forward block where its weights are, from an input that the host prepared."""
     host = native.prepare(case.spec, case.x)
     prepared = host if device.kernels is native else device.kernels.prepare(case.spec, host)
     return device.kernels.ffn(case.spec, data, prepared)

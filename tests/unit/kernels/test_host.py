@@ -1,4 +1,4 @@
-"""The host as a device: whose kernels it has, and the numbers that they share with Python."""
+"""The host as a device: its kernels, and the numbers that they share with Python."""
 
 import numpy as np
 import pytest
@@ -37,6 +37,6 @@ def test_the_environment_forces_an_instruction_set(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_formats_of_packs_and_wires_are_those_of_the_kernels() -> None:
-    """They are files and messages, with a life of their own; the kernels read them."""
+    """Files and messages contain the numbers of formats, so the kernels must use the same numbers."""
     assert layout.GROUP == wire.GROUP == _native.GROUP == _native.KV_GROUP
     assert layout.TILE_OUTPUTS == _native.TILE_OUTPUTS

@@ -34,14 +34,14 @@ RECORD_TOLERANCE = 1.5e-2  # 4-bit columns in records: the inner activations are
 
 
 def assert_close(actual: F32, expected: F32, limit: float) -> None:
-    """Equal but for `limit` of the largest value."""
+    """Check that two arrays differ by at most `limit` of the largest value."""
     assert actual.shape == expected.shape
     assert np.isfinite(actual).all()
     np.testing.assert_allclose(actual, expected, rtol=0, atol=limit * max(float(np.abs(expected).max()), 1e-3))
 
 
 def assert_attention_agrees(case: AttentionCase, limit: float) -> None:
-    """The native output and what it appended to the cache, against the reference's."""
+    """Compare the native output, and the rows appended to the cache, with those of the reference."""
     expected_kv = deepcopy(case.kv)
     expected = reference.attention(case.spec, case.data, case.x, expected_kv.keys[0], expected_kv.values[0], case.batch)
     actual = native.attention(case.spec, case.data, case.x, case.kv.keys[0], case.kv.values[0], case.batch)
@@ -51,7 +51,7 @@ def assert_attention_agrees(case: AttentionCase, limit: float) -> None:
 
 
 def assert_ffn_agrees(case: FfnCase, limit: float, active: npt.NDArray[np.int32] | None = None) -> None:
-    """The native output against the reference's."""
+    """Compare the native output with the reference's."""
     expected = reference.ffn(case.spec, case.data, case.x, active)
     assert_close(native.ffn(case.spec, case.data, case.x, active), expected, limit)
 
@@ -164,7 +164,7 @@ def test_attention_norms_after_the_rotation(rotary: int, lengths: tuple[tuple[in
 
 @over_isas(("format",), ["f32", "q4"])
 def test_values_that_are_too_many_for_a_copy_per_thread(format: Format) -> None:
-    """16 tokens of 640 values are prepared once for all threads, fewer by each for itself."""
+    """16 tokens of 640 values are prepared once for all threads; fewer tokens are prepared by each thread."""
     random = np.random.default_rng(18)
     lengths = tuple((length, 1) for length in range(16))
     case = attention_case(random, format=format, hidden=640, head_dim=32, lengths=lengths)

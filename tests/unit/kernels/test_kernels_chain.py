@@ -1,4 +1,4 @@
-"""A chain of blocks: the same bits as one after the other, the same checks, and it ends when it is told to."""
+"""A chain of blocks has the bits of single blocks, checks its arguments as they do, and can be interrupted."""
 
 import signal
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ LENGTHS = {"one token": ((40, 1),), "a prompt": ((0, 40),), "three sequences": (
 
 
 def residual(random: np.random.Generator, kind: str) -> Residual:
-    """Nothing, a bias, or a bias and a norm of the kind."""
+    """Return a residual connection: plain, with a bias, or with a bias and a norm of the kind."""
     bias, weight = (random.standard_normal(HIDDEN).astype(np.float32) for _ in range(2))
     if kind in ("plain", "bias"):
         return Residual(None if kind == "plain" else bias)
@@ -31,7 +31,7 @@ def residual(random: np.random.Generator, kind: str) -> Residual:
 def chain_blocks(
     random: np.random.Generator, format: Format, lengths: Sequence[tuple[int, int]]
 ) -> tuple[list[ChainBlock], Batch]:
-    """Two layers, each followed by another kind of residual connection; the second norms its outputs alone."""
+    """Return two layers, each followed by another residual connection; the second one norms only its outputs."""
     found: list[ChainBlock] = []
     case: AttentionCase | None = None
     norms: tuple[tuple[NormKind, str, str], ...] = (("rms", "plain", "bias"), ("none", "rms", "layer"))
@@ -114,11 +114,11 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
 
 
 class StopError(Exception):
-    """What the handler raises."""
+    """The error that the signal handler raises."""
 
 
 def test_a_signal_ends_a_long_chain() -> None:
-    """After Ctrl-C, a step that takes seconds is not waited for."""
+    """After Ctrl-C, a step that takes seconds is interrupted."""
 
     def stop(*_: object) -> None:
         raise StopError

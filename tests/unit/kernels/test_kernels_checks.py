@@ -29,7 +29,7 @@ def ffn() -> FfnCase:
 
 
 def unaligned(array: Any) -> Any:
-    """A contiguous copy whose data starts one byte off."""
+    """Return a contiguous copy whose data starts one byte off."""
     raw = np.zeros(array.nbytes + 1, np.uint8)
     copy = np.ndarray(array.shape, array.dtype, buffer=raw, offset=1)
     copy[...] = array
@@ -198,7 +198,7 @@ def test_unknown_choices() -> None:
 
 
 def test_threads_that_cannot_start_are_said_and_the_pool_goes_on() -> None:
-    """Without address space for their stacks, as without processes to spare, the system starts no more threads."""
+    """The system starts no more threads if address space for their stacks, or the number of processes, runs out."""
     code = """
 import resource, sys
 import numpy as np

@@ -23,7 +23,7 @@ FORMATS: list[tuple[Format, Layout | None]] = [
 
 
 def run(case: ExpertsCase) -> tuple[F32, F32]:
-    """What the native kernels and the reference make of a case, with the reference's routing."""
+    """Return the results of native kernels and of the reference, with the reference's routing."""
     routing = reference.route(case.spec.router, case.x)
     expected = reference.experts(case.spec, case.data, case.x, routing)
     return native.experts(case.spec, case.data, native.prepare(case.spec, case.x), routing), expected
@@ -76,7 +76,7 @@ def test_pieces_add_up_to_the_whole(format: Format, tokens: int) -> None:
 
 @pytest.mark.parametrize(("format", "tokens", "shared"), pairwise(["f32", "q4", "q8"], [1, 3, 30], [0, 2]))
 def test_some_pieces_may_lie_anywhere(format: Format, tokens: int, shared: int) -> None:
-    """Of both kernels; with all of them it is the routed part of the whole."""
+    """Holds for both kinds of kernels; all pieces together give the routed part of the whole."""
     case = experts_case(np.random.default_rng(4), format=format, tokens=tokens, shared=shared, units=3, gate=shared > 0)
     routing, size = reference.route(case.spec.router, case.x), 3 * case.spec.routed.neuron.unit_bytes
     begin = len(case.data) - size * len(case.spec.pieces)
@@ -95,7 +95,7 @@ def test_some_pieces_may_lie_anywhere(format: Format, tokens: int, shared: int) 
 
 @pytest.mark.parametrize(("format", "tokens", "gate"), pairwise(["f32", "q4"], [1, 3, 30], [True, False]))
 def test_shared_experts_may_be_among_the_pieces(format: Format, tokens: int, gate: bool) -> None:
-    """Then one call is all of the block, with the bits of the whole; alone they are what is missing else."""
+    """One call then computes the whole block with the same bits; alone, shared experts are the remaining part."""
     case = experts_case(np.random.default_rng(6), format=format, tokens=tokens, shared=2, units=3, gate=gate, bias=True)
     routing, parts = reference.route(case.spec.router, case.x), parts_of(case.spec)
     whole = native.experts(case.spec, case.data, case.x, routing)

@@ -1,4 +1,4 @@
-"""What gpt-oss asks of kernels: weights in MXFP4, a clamped SwiGLU, biases of experts, attention sinks."""
+"""Features of kernels for gpt-oss: weights in MXFP4, a clamped SwiGLU, biases of experts, attention sinks."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def error(got: F32, expected: F32) -> float:
 
 
 def clamped(spec: FfnSpec) -> FfnSpec:
-    """With a limit that the random gates and ups reach."""
+    """Return `spec` with a limit that some random gates and ups exceed."""
     return replace(spec, activation="swiglu_clamped", threshold=0.6, slope=1.702)
 
 

@@ -1,4 +1,4 @@
-"""Norms over all heads and clipped heads: one call where all heads are here, halves that exchange sums where not."""
+"""Norms over all heads, and clipped heads: one call with all heads, or halves that exchange sums."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def test_native_kernels_agree_with_the_reference(whole: bool, clip: float) -> No
 
 @pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])
 def test_halves_that_exchange_sums_have_the_heads_of_the_whole(kernels: Kernels) -> None:
-    """Both have all KV heads, of which each counts one."""
+    """Both halves have all KV heads, and each counts one of them in the sum."""
     case = case_of(np.random.default_rng(2), True, 0.8)
     expected = reference.project(case.spec, case.data, case.x, case.batch.positions)
     norms = case.spec.whole

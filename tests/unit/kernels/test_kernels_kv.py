@@ -1,4 +1,4 @@
-"""Keys and values in every format: what is stored of a vector, and the native kernels against the reference."""
+"""Keys and values in every format: how a vector is stored, and native kernels compared with the reference."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -21,7 +21,7 @@ HEAD_DIMS = [1, 10, 18, 32, 40, 64, 80, 96, 128]
 
 
 def assert_attends_alike(case: AttentionCase, tolerance: float) -> None:
-    """The same heads attend with the same result, and leave the same bytes in the caches."""
+    """Check that the same heads give the same result and leave the same bytes in the caches."""
     expected_kv = deepcopy(case.kv)
     heads = reference.project(case.spec, case.data, case.x, case.batch.positions)
     expected = reference.attend(case.spec, heads, expected_kv.keys[0], expected_kv.values[0], case.batch)
@@ -55,7 +55,7 @@ def test_several_sequences_and_windows(kv_dtype: KvDtype, window: int, lengths: 
 
 @over_isas(("kv_dtype", "threads"), KV_DTYPES, [1, 3])
 def test_a_token_has_the_same_bits_in_any_batch(kv_dtype: KvDtype, threads: int) -> None:
-    """One by one, or together: other sequences, tokens of the same one, other cuts into tasks."""
+    """Alone or together with other sequences, with other tokens of its sequence, or with other tasks."""
     case = attention_case(
         np.random.default_rng(7), heads=7, kv_heads=2, head_dim=48, kv_dtype=kv_dtype, rotary=0, softcap=20.0,
         lengths=((700, 1), (40, 5), (126, 4), (0, 1)),
@@ -78,7 +78,7 @@ def test_a_token_has_the_same_bits_in_any_batch(kv_dtype: KvDtype, threads: int)
 
 @over_isas(("kv_dtype",), KV_DTYPES)
 def test_steps_of_many_tokens_attend_in_chunks(kv_dtype: KvDtype) -> None:
-    """As many as their tokens have room for, of a size that doubles with the position."""
+    """There are as many chunks as have room; their size doubles with the position."""
     lengths = ((3000, 20), (20, 1), *[(130, 1)] * 10)
     case = attention_case(
         np.random.default_rng(8), heads=4, kv_heads=1, head_dim=32, kv_dtype=kv_dtype, rotary=0, lengths=lengths
@@ -121,7 +121,7 @@ def test_4_bits_are_off_by_half_a_step(heads: F32) -> None:
 
 
 def test_where_the_codes_of_4_bits_lie() -> None:
-    """Value i of a run of 16 beside value i + 8; then scale and minimum of each group; nothing of what is not there."""
+    """Value i of a run of 16 shares a byte with value i + 8; then come scale and minimum of each group."""
     head = np.arange(20, dtype=np.float32)[None] * np.float32(15 / 19)
     stored = encode_kv(head, np.dtype(np.uint8))[0]
     codes = np.rint(np.arange(20) * 15 / 19).astype(int)
@@ -146,7 +146,7 @@ def test_spreading_keeps_products_and_undoes_itself(head_dim: int) -> None:
 
 
 def test_what_is_large_in_one_dimension_costs_keys_less() -> None:
-    """Half as much, where a dimension of all keys is ten times the others."""
+    """One dimension of all keys is ten times the others. The Hadamard transform halves the squared error."""
     keys = np.random.default_rng(6).normal(size=(100, 64)).astype(np.float32)
     keys[:, 5] += 10
 

@@ -1,4 +1,4 @@
-"""Keys and values from a latent vector: the native kernels against the reference, and that against the formula."""
+"""Keys and values from a latent vector: native kernels compared with the reference, and this with the formula."""
 
 from dataclasses import replace
 from typing import TypeAlias
@@ -40,8 +40,10 @@ def latent_case(
     biased: bool = False,
     query_rank: int = 0,
 ) -> AttentionCase:
-    """Four heads with keys of their own; vectors beyond a head's `own` values, or its value's, are random too: they
-    must not count, or must count as zeros would."""
+    """Return a block of four heads with keys of their own.
+
+    Vectors beyond a head's `own` values, or its value's, are random; they must not count, or must count as zeros would.
+    """
     random = np.random.default_rng(rank + own)
     size, heads, width = own + rope, 4, max(own, value)
     case = attention_case(
@@ -63,7 +65,7 @@ def latent_case(
 
 
 def with_query_latent(case: AttentionCase, spec: AttentionSpec, rank: int, biased: bool) -> AttentionCase:
-    """The case with queries from a latent vector of their own; its data lacks the runs `latent` and `kv`."""
+    """Return the case with queries from a latent vector of their own; its data lacks the runs `latent` and `kv`."""
     random, old = np.random.default_rng(rank), case.spec.query
     format = old.parts[0].format
     layout: Layout = old.layout
@@ -119,7 +121,7 @@ def test_steps_have_the_bits_of_one_call(sizes: tuple[int, int, int], tokens: in
 
 
 def test_keys_share_what_is_rotated_and_the_formula_holds() -> None:
-    """By hand, in float64: c = norm(W x), k = [rope(W_r x) | W_k c], v = W_v c."""
+    """Computed in float64: c = norm(W x), k = [rope(W_r x) | W_k c], v = W_v c."""
     case = latent_case(biased=True)
     spec, latent = case.spec, case.spec.latent
     assert latent is not None
@@ -139,7 +141,7 @@ def test_keys_share_what_is_rotated_and_the_formula_holds() -> None:
 
 
 def test_queries_come_from_their_normed_latent() -> None:
-    """By hand, in float64: q = W_b norm(W_a x + bias), before RoPE."""
+    """Computed in float64: q = W_b norm(W_a x + bias), before RoPE."""
     case = latent_case(biased=True, query_rank=40)
     spec, latent, own = case.spec, case.spec.latent, case.spec.query_latent
     assert latent is not None

@@ -1,4 +1,4 @@
-"""A block in steps (prepare once, project, attend, output) has the bits of the one call that does it all."""
+"""A block in steps (prepare once, project, attend, output) has the bits of one call."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -43,14 +43,14 @@ def with_threads(chosen: tuple[Kernels, int]) -> Kernels:
 
 
 def whole(kernels: Kernels, case: AttentionCase, x: Input) -> tuple[F32, list[bytes]]:
-    """The output of the one call, and the bytes of the caches after it."""
+    """Return the output of one call, and the bytes of the caches after it."""
     kv = deepcopy(case.kv)
     out = kernels.attention(case.spec, case.data, x, kv.keys[0], kv.values[0], case.batch)
     return out, [kv.keys[0].tobytes(), kv.values[0].tobytes()]
 
 
 def in_steps(kernels: Kernels, case: AttentionCase, x: Input) -> tuple[F32, list[bytes]]:
-    """The same of `project`, `attend` and `output`."""
+    """Return the same results, computed by `project`, `attend` and `output`."""
     kv = deepcopy(case.kv)
     projected = kernels.project(case.spec, case.data, x, case.batch.positions)
     mixed = kernels.attend(case.spec, projected, kv.keys[0], kv.values[0], case.batch)
@@ -86,7 +86,7 @@ def test_attention_in_steps(chosen: tuple[Kernels, int], packed: tuple[Format, L
 def test_several_sequences_in_steps(
     chosen: tuple[Kernels, int], kv_dtype: KvDtype, lengths: tuple[tuple[int, int], ...]
 ) -> None:
-    """One new token per sequence is placed by the task that attends with it; in steps everything is placed first."""
+    """In one call, the task that attends also appends its new token. In steps, all tokens are appended first."""
     kernels = with_threads(chosen)
     case = attention_case(
         np.random.default_rng(2), format="q4", head_dim=32, lengths=lengths, kv_dtype=kv_dtype, window=50, softcap=3.0
@@ -95,7 +95,7 @@ def test_several_sequences_in_steps(
 
 
 def tiles(case: FfnCase, size: int) -> list[FfnCase]:
-    """The units of a block, `size` to a tile."""
+    """Return the units of a block, `size` to a tile."""
     run, found = case.spec.neuron, []
     for first in range(0, run.units, size):
         part = replace(run, units=min(size, run.units - first))
@@ -124,7 +124,7 @@ def test_a_feed_forward_block_is_prepared_once_for_its_tiles(
 
 @pytest.mark.parametrize(("chosen", "format", "tokens"), pairwise(KERNELS, list(RECORDS), [1, 16, 40]))
 def test_active_neurons_of_what_is_prepared(chosen: tuple[Kernels, int], format: Format, tokens: int) -> None:
-    """More tokens than a short step are cut into several."""
+    """More tokens than a short step has are computed in several calls."""
     kernels = with_threads(chosen)
     random = np.random.default_rng([4, tokens])
     case = ffn_case(random, format=format, layout="record", activation="relu", tokens=tokens)
@@ -137,7 +137,7 @@ def test_active_neurons_of_what_is_prepared(chosen: tuple[Kernels, int], format:
 
 @pytest.mark.parametrize("kernels", BOTH, ids=["native", "reference"])
 def test_what_was_prepared_is_the_norm_and_goes_to_other_kernels(kernels: Kernels) -> None:
-    """A router reads it; kernels of another device only round it."""
+    """A router reads the norm, and kernels of another device only round it."""
     case = ffn_case(np.random.default_rng(5), format="q4", hidden=96, norm="layer", tokens=3)
     prepared = kernels.prepare(case.spec, case.x)
     assert prepared.shape == (3, 96)

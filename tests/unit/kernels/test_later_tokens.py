@@ -1,4 +1,4 @@
-"""Tokens of a step that are dropped again leave no trace in a state: the bits are those of a run without them."""
+"""Dropped tokens of a step leave no trace in a state: its bits are those of a run without them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -71,7 +71,7 @@ def blocks() -> Blocks:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A step of `count` tokens, of which the first `right` belong to the sequence; `moves` to another slot or not."""
+    """A step of `count` tokens, the first `right` of which are kept; if `moves`, the state goes to another slot."""
 
     count: int
     right: int

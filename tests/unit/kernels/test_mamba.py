@@ -1,4 +1,4 @@
-"""Mamba2 blocks: native against reference kernels, one piece against several, and norms that are spread over nodes."""
+"""Mamba2 blocks: native and reference kernels, one piece and several, and norms over several nodes."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from tpi.net.wire import wire_format
 
 
 def check(case: MambaCase, spec: MambaSpec, atol: float, state_atol: float) -> None:
-    """The native kernels against the reference."""
+    """Compare the native kernels with the reference."""
     mine, theirs = case.states.copy(), case.states.copy()
     found = native.recur(spec, case.data, case.x, mine, case.batch)
     wanted = reference.recur(spec, case.data, case.x, theirs, case.batch)
@@ -46,7 +46,7 @@ def test_native_equals_reference(
     [0.0, 1.0, 60.0],
 )
 def test_chunks_of_tokens_equal_the_reference(shape: Shape, lengths: tuple[int, ...], fading: float) -> None:
-    """Also where nothing of a state fades, and where it fades to exactly 0 within a token."""
+    """Also if a state does not decay, and if it decays to exactly 0 within a token."""
     slots = tuple((row - 1 if row < 1 else 6 - row, row) for row in range(len(lengths)))
     case = mamba_case(9, shape, lengths, slots)
     check(case, replace(case.spec, decay=case.spec.decay * np.float32(fading), conv_bias=None), 5e-4, 1e-4)
@@ -81,7 +81,7 @@ def test_a_prompt_in_pieces_ends_in_the_same_state(kernels: object, cuts: tuple[
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 7])
 def test_a_spread_norm_equals_one_of_all_heads_in_one_place(tokens: int) -> None:
-    """A chain norms the results itself, as its node has all heads."""
+    """A chain computes the norm itself, because its node has all heads."""
     case = mamba_case(6, (4, 1, 16, 32, 4), (tokens,))
     norm = case.spec.spread
     assert norm is not None
@@ -96,7 +96,7 @@ def test_a_spread_norm_equals_one_of_all_heads_in_one_place(tokens: int) -> None
 
 
 def test_sums_of_squares_survive_a_quantised_wire() -> None:
-    """Those of one token are a thousand times those of another, and are not rounded to their scale."""
+    """One token's sums are a thousand times another's, and are not rounded with the same scale."""
     case = mamba_case(7, (4, 1, 16, 32, 4), (4,))
     partial = native.recur(case.spec, case.data, case.x, case.states, case.batch)
     squares = partial[4:].reshape(-1)[::32].copy()

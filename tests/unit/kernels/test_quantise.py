@@ -1,4 +1,4 @@
-"""Packed units against GGUF's own quantiser and against themselves, both layouts."""
+"""Packed units compared with GGUF's own quantiser, in both layouts."""
 
 import gguf
 import numpy as np

@@ -1,4 +1,4 @@
-"""Attention with some of the heads, and then with the others: bit for bit that with all of them at once."""
+"""Attention with some of the heads and then with the others has the bits of attention with all heads."""
 
 from dataclasses import replace
 

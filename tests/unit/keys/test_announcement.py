@@ -1,4 +1,4 @@
-"""What a worker announces fits the fields of the network, whatever its name is."""
+"""A worker's announcement fits into the fields of mDNS, whatever its name."""
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +12,7 @@ KEY = bytes(range(32))
 
 @pytest.mark.parametrize("letter", ["a", "\u00e4", "\u65e5", "\U0001f600"])
 def test_any_name_can_be_announced(letter: str) -> None:
-    """A field of a text record holds 255 bytes, its name included."""
+    """A field of a text record holds 255 bytes, including its key."""
     said = Announcement(letter * 64, KEY, 9990, ("192.0.2.7",))
     sent = ServiceInfo(SERVICE, said.instance, port=9990, addresses=said.packed_hosts, properties=said.properties)
     read = read_announcement(sent.properties, 9990, ["192.0.2.7"])

@@ -1,4 +1,4 @@
-"""Peers by the place that they connected from, so that connections of refused keys can be found."""
+"""Peers by the address that they connected from, so that connections of refused keys can be found."""
 
 import errno
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Keys as text and as files: whole or refused, made once, for their owner's eyes alone."""
+"""Keys as text and as files: complete or refused, made once, readable by their owner only."""
 
 import json
 import stat

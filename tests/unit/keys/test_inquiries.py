@@ -1,4 +1,4 @@
-"""Inquiries have a worker try ports, in threads that hold up no end of the worker."""
+"""An inquiry makes a worker try ports, in threads that do not delay the worker's end."""
 
 import socket
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from worker.service.inquiries import Inquiries
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
-    """A name server that answers once this is set."""
+    """Yield an event; connection attempts wait until it is set, and then fail."""
     answered = Event()
 
     def look_up(*_: object) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Trusted keys: paired until revoked, seen at once by every process, none if the file is damaged."""
+"""Trusted keys: valid until revoked, seen at once by every process; none is valid if the file is damaged."""
 
 import stat
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_damaged_file_admits_no_key(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_file_is_explained_and_admits_no_key(tmp_path: Path) -> None:
-    """A file where the folder should be, a lost network drive, no permission: whatever the system says."""
+    """A file in place of the folder, a lost network drive, or no permission."""
     folder = tmp_path / "keys"
     folder.write_text("")
     with pytest.raises(UsageError, match=r"keys\.json cannot be read: Not a directory; .*TPI_CONFIG"):

@@ -1,4 +1,4 @@
-"""Neurons that migrate while they are computed with, in 200 drawn timings of the copies; failures; what is counted."""
+"""Neurons that migrate while others are computed, in 200 drawn timings of the copies; failures; counts."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -25,7 +25,7 @@ LAYERS, NEURONS, RECORD = 3, 256, 24
 
 
 def records(layer: int) -> Bytes:
-    """Each record says whose it is, in every byte."""
+    """Return records whose bytes all tell the number of their neuron."""
     numbers = (np.arange(NEURONS) * LAYERS + layer).astype(np.uint32)
     return np.repeat(numbers, RECORD // 4).view(np.uint8).reshape(NEURONS, RECORD)
 
@@ -56,7 +56,7 @@ def arena_of(
 
 
 def computed(arena: NeuronArena, layer: int, held: HeldNeurons, costs: tuple[LineCost, LineCost]) -> Pending[None]:
-    """Reads every held record, at a time that the device chooses, and checks whose it is; costs as drawn are noted."""
+    """Read every held record at a time that the device chooses, check its number, and record drawn costs."""
     each = arena.layers[layer]
     data = each.data.reshape(-1, RECORD)
     each.record_accelerator_time(len(held.slots), costs[0].seconds(len(held.slots)))
@@ -73,7 +73,7 @@ def computed(arena: NeuronArena, layer: int, held: HeldNeurons, costs: tuple[Lin
 
 
 def check_shares(held: HeldNeurons, there: Marks, scores: F32) -> None:
-    """Each neuron once at most, none missed by its side's own threshold, and what is left out within the error."""
+    """Check that each side computes its neurons above its threshold, and that the error is within the limit."""
     shares, chance = held.shares, 1 / (1 + np.exp(-scores.astype(float)))
     assert (
         held.neurons.tolist() == np.flatnonzero(there & (scores >= np.float32(shares.accelerator_threshold))).tolist()
@@ -87,7 +87,7 @@ def check_shares(held: HeldNeurons, there: Marks, scores: F32) -> None:
 
 
 def drawn_costs(random: np.random.Generator) -> tuple[LineCost, LineCost]:
-    """Of the accelerator and of the CPU; either may be the slower."""
+    """Return costs of the accelerator and of the CPU; either may be the slower one."""
     there, here = random.uniform(1e-7, 4e-6, 2).tolist()
     return LineCost(float(random.uniform(0, 1e-4)), there), LineCost(float(random.uniform(0, 1e-5)), here)
 

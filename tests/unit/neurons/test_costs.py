@@ -1,4 +1,4 @@
-"""Costs fitted from drawn measurements, and again after a drift; one long call is no drift, many of them are."""
+"""Costs fitted to drawn measurements, and again after a drift; one long call is no drift, many are."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ SLICE = 3e-3  # seconds that another process computes before it is this one's tu
 
 
 def noted(cost: FittedCost, random: np.random.Generator, start: float, each: float, samples: int) -> int:
-    """Measurements of lines with a tenth of noise; how many drifts were seen."""
+    """Record measurements of lines with 10% noise; return the number of drifts."""
     drifts = 0
     for _ in range(samples):
         count = int(random.integers(50, 800))
@@ -51,7 +51,7 @@ def test_one_interrupted_call_hardly_moves_the_line() -> None:
 
 
 def interrupted(random: np.random.Generator, cost: FittedCost, calls: int, share: float) -> int:
-    """Short calls, of which `share` are interrupted for one slice; how many drifts were seen."""
+    """Record short calls, of which the share `share` is interrupted for one time slice; return the number of drifts."""
     drifts = 0
     for _ in range(calls):
         count = int(random.integers(20, 80))
@@ -62,7 +62,7 @@ def interrupted(random: np.random.Generator, cost: FittedCost, calls: int, share
 
 @pytest.mark.parametrize("share", [0.15, 0.3])
 def test_calls_that_are_interrupted_now_and_then_cost_their_mean(share: float) -> None:
-    """Most of them take what they took: a median would never change."""
+    """Most calls take as long as before, so a median would never change."""
     cost, random = FittedCost(), np.random.default_rng(8)
     assert interrupted(random, cost, 20 * POOLED_CALLS, 0.0) == 0
     assert interrupted(random, cost, 30 * POOLED_CALLS, share) >= 1

@@ -1,4 +1,4 @@
-"""All neurons on the CPU, or the active ones on both sides: by what was measured, and measured again now and then."""
+"""All neurons on the CPU, or active ones on both sides: the faster way by measurements, which are repeated at times."""
 
 from math import inf
 

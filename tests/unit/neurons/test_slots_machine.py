@@ -1,4 +1,4 @@
-"""The arena's index under random moves, uses, failures and ends, against a plain model of the memory itself."""
+"""The arena's index under random moves, uses, failures and ends, compared with a plain model of the memory."""
 
 import numpy as np
 from hypothesis import settings

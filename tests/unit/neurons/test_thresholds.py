@@ -1,4 +1,4 @@
-"""Thresholds of accelerator and CPU: the error is never above the one threshold's, and the slower side ends sooner."""
+"""Thresholds of accelerator and CPU: the error is at most that of one threshold, and the slower side ends sooner."""
 
 import numpy as np
 import pytest
@@ -16,14 +16,14 @@ def ends(shares: NeuronShares, accelerator: LineCost, cpu: LineCost) -> float:
 
 
 def left_out(shares: NeuronShares, scores: F32) -> float:
-    """The expected number of active neurons that are not computed."""
+    """Return the expected number of active neurons that are not computed."""
     done = np.zeros(len(scores), bool)
     done[shares.on_accelerator] = done[shares.on_cpu] = True
     return float((1 / (1 + np.exp(-scores[~done].astype(float)))).sum())
 
 
 def best_by_hand(scores: F32, threshold: float, there: Marks) -> float:
-    """Of all pairs of counts: the highest scores of each side, within the error of the one threshold."""
+    """Return the best of all pairs of counts: the highest scores of each side, within the error of one threshold."""
     allowed = left_out(plain_shares(scores, threshold, there), scores) + 1e-9
     chance = 1 / (1 + np.exp(-scores.astype(float)))
     sides = [np.sort(chance[side])[::-1] for side in (there, ~there)]

@@ -1,4 +1,4 @@
-"""The union of a step of any length, piece by piece, and whether costs say that it is worth predicting."""
+"""The union of a step of any length, piece by piece, and whether costs say that predicting pays off."""
 
 from dataclasses import dataclass, field
 from math import inf
@@ -30,7 +30,7 @@ LAYER, LONG, NAMED = 3, 100, 0.2
 
 @dataclass(eq=False)
 class Drawn:
-    """Scores that depend on the input alone; it remembers how much it was asked."""
+    """Scores that depend only on the input; counts its calls."""
 
     threshold: float = 0.0
     ahead: int = 0
@@ -110,7 +110,7 @@ def test_alternating_micro_batches_have_their_own_predictions() -> None:
 
 
 def costs_of(predicting: float, share: float, limit: float = 0.8) -> UnionCosts:
-    """What is known after a step: all neurons take 1 second a token and a neuron, asking takes `predicting`."""
+    """Return the costs after a step: all neurons take 1 s for each token and neuron, predicting takes `predicting`."""
     costs, count = UnionCosts(), 1000
     costs.learn(LONG, limit)
     active = np.arange(int(share * count), dtype=np.int32)

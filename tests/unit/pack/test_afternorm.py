@@ -1,4 +1,4 @@
-"""Families that norm the output of their blocks alone: what published files say, and plans that do not fit."""
+"""Families that norm only the outputs of their blocks: published files, and plans that do not fit."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The importance of weights: it is what the model multiplies, and lowers the weighted errors of 4-bit packs."""
+"""The importance of weights: it is the mean square of their inputs, and lowers the weighted errors of 4-bit packs."""
 
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -115,7 +115,7 @@ def test_importance_is_the_mean_square_of_each_input(tiny_model: Models) -> None
 
 
 def test_an_expert_without_tokens_has_the_importance_of_the_input(tmp_path: Path) -> None:
-    """Two tokens use at most six of eight experts; the rows of all have an importance, the columns of six."""
+    """Two tokens use at most six of eight experts. Rows of all experts have an importance, columns only of six."""
     opened = open_source(make_model("qwen3moe", tmp_path).directory)
     (_, experts, *_) = importances(opened.model.config, plan_of(opened), opened.source, TOKENS[:2])
     rows = {piece for _, piece, part in experts if part == "up"}
@@ -144,7 +144,7 @@ def test_equal_packs_from_equal_sources_and_when_mended(tiny_model: Models, tmp_
 
 
 def test_importance_changes_the_codes_of_floats_alone(tiny_model: Models, tmp_path: Path) -> None:
-    """Without the text, other codes; the matrices in q8, the tables and all vectors are the same."""
+    """Without the text, only codes of floats differ. Matrices in q8, tables and vectors are the same."""
     opened = open_source(tiny_model("llama").directory)
     pack_model(opened, "q4", tmp_path / "weighted")
     pack_model(replace(opened, tokenizer=lambda out: {}), "q4", tmp_path / "plain")

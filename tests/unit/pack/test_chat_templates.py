@@ -1,4 +1,4 @@
-"""Which chat templates a pack has, of all the places in which models bring them."""
+"""The chat templates of a pack, from all the places in which models have them."""
 
 import json
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def test_templates_of_a_directory(place: str, tiny_model: Models, tmp_path: Path
 
 
 def test_a_template_in_a_hub_snapshot(tiny_model: Models, tmp_path: Path) -> None:
-    """Files there are links to blobs, also those of directories in it; others are not followed."""
+    """A file may be a link to a blob of the hub. A directory that is a link to another place is not followed."""
     repository = tmp_path / "models--a--b"
     source = repository / "snapshots" / "abc"
     copytree(tiny_model("llama").directory, source)

@@ -1,4 +1,4 @@
-"""No tensor of a file goes unused without a word, and a head of the file's own counts."""
+"""Every tensor of a file is used or reported, and a head in the file is used."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -34,7 +34,7 @@ def test_a_gguf_file_gives_the_logits_of_the_directory(family: str, tiny_model: 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
 def test_quantised_channels_keep_their_values(kind: str, tiny_model: Models, tmp_path: Path) -> None:
-    """With `auto` the codes are kept; the same file in f32 has the same values."""
+    """With `auto`, codes are kept; the same file packed in f32 has the same values."""
     model = tiny_model("lfm2")
     write_gguf(tmp_path / "m.gguf", model, "lfm2", lambda name: kind, byte_level_vocabulary(model.directory))
     exact, kept = (logits(tmp_path / "m.gguf", tmp_path / dtype, dtype) for dtype in ("f32", "auto"))
@@ -48,7 +48,7 @@ def test_the_sliding_window_is_that_of_the_layers_that_attend(tiny_model: Models
 
 
 def rewritten(model: TinyModel, target: Path, changes: dict[str, Any], without: tuple[str, ...] = ()) -> Path:
-    """The directory of a model in `target`, with other fields in its config.json."""
+    """Return a copy of a model's directory in `target`, with other fields in its config.json."""
     for file in model.directory.iterdir():
         (target / file.name).write_bytes(file.read_bytes())
     fields = json.loads((model.directory / "config.json").read_text()) | changes
@@ -57,7 +57,7 @@ def rewritten(model: TinyModel, target: Path, changes: dict[str, Any], without: 
 
 
 def test_names_of_older_files(tiny_model: Models, tmp_path: Path) -> None:
-    """Published directories list the layers that attend, and have other names for two fields."""
+    """Published directories list the layers with attention, and have other names for two fields."""
     model = tiny_model("lfm2")
     older = {"block_ff_dim": 160, "tie_embedding": True, "full_attn_idxs": [1], "rope_theta": 1000000.0}
     newer = ("layer_types", "tie_word_embeddings", "intermediate_size", "rope_parameters")
@@ -103,7 +103,7 @@ def test_unsupported_settings_of_lfm3_are_named(
 
 
 def test_without_gate_and_sandwich_norms(tiny_model: Models, tmp_path: Path) -> None:
-    """A file with their tensors is refused by their names, since its answers would be wrong without them."""
+    """A file with these tensors is refused by their names, since its answers would be wrong without them."""
     changes = {"use_attention_gate": False, "use_sandwich_norm": False}
     with pytest.raises(ModelError, match="has tensors that lfm3 models do not have"):
         pack_model(open_source(rewritten(tiny_model("lfm3"), tmp_path, changes)), "f32", tmp_path / "pack")

@@ -1,4 +1,4 @@
-"""The configuration of DBRX, whose fields lie in objects: which of two that say the same counts."""
+"""The configuration of DBRX, whose fields are inside objects: which of two fields with one meaning counts."""
 
 from typing import Any
 
@@ -21,13 +21,13 @@ LINEAR = {"rope_type": "linear", "factor": 2.0}
 
 
 def model_of(theta: float | None, **fields: Any) -> Model:
-    """A model with this base in `attn_config`, and further fields beside it."""
+    """Return a model with this rotary base in `attn_config`, and further fields outside."""
     attention = PUBLISHED["attn_config"] | {"rope_theta": theta}
     return from_huggingface(PUBLISHED | {"attn_config": attention} | fields, lambda name: True, "it")
 
 
 def base_of(model: Model) -> float:
-    """The base that the frequencies are of; those of a head of 16 values."""
+    """Return the rotary base of the model's frequencies, for heads of 16 values."""
     first, second = model.config.inv_freq[:2]
     return float(np.round((first / second) ** 8))
 
@@ -89,7 +89,7 @@ def test_fields_that_make_no_sense_are_refused(fields: dict[str, Any], message: 
 
 
 def test_fields_beside_their_objects_do_not_count_and_are_named() -> None:
-    """Nor does transformers use them."""
+    """Transformers does not use such fields, either."""
     stray = {"clip_qkv": 0.5, "num_key_value_heads": 1, "hidden_act": "relu", "num_experts_per_tok": 1}
     plain, model = from_huggingface(PUBLISHED, lambda name: True, "it"), model_of(500000, **stray)
     assert model.config == plain.config

@@ -34,7 +34,7 @@ def test_a_gguf_file_gives_the_logits_of_the_directory(family: str, tiny_model: 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
 def test_quantised_columns_are_read_in_the_order_of_the_heads(kind: str, tiny_model: Models, tmp_path: Path) -> None:
-    """With `auto` the codes are kept; the same file in f32 has the same values."""
+    """With `auto`, codes are kept; the same file packed in f32 has the same values."""
     model = tiny_model("qwen35")
     write_gguf(tmp_path / "m.gguf", model, "qwen35", lambda name: kind, byte_level_vocabulary(model.directory))
     exact, kept = (logits(tmp_path / "m.gguf", tmp_path / dtype, dtype) for dtype in ("f32", "auto"))

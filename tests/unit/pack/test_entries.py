@@ -1,4 +1,4 @@
-"""Families that differ from others in few settings: what published files say, and variants refused by name."""
+"""Families that differ from others in few settings: published files, and variants refused by name."""
 
 from typing import Any
 

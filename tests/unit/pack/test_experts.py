@@ -1,4 +1,4 @@
-"""Experts in packs: one run, expert after expert, from whatever way a family has of storing them."""
+"""Experts in packs: one run, expert after expert, from each form in which families store them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +30,7 @@ Packs: TypeAlias = Callable[..., Pack]
 
 
 def experts_of(model: TinyModel, layer: int) -> dict[str, F32]:
-    """gate, up and down of each expert, `[experts, neurons, hidden]`, from transformers' modules by hand."""
+    """Return gate, up and down of each expert, `[experts, neurons, hidden]`, read from transformers' modules."""
     state = {name: tensor.numpy() for name, tensor in model.reference.state_dict().items()}
     if model.reference.config.model_type == "dbrx":
         at = f"transformer.blocks.{layer}.ffn.experts.mlp."
@@ -73,7 +73,7 @@ def test_layers_may_be_dense(tiny_pack: Packs) -> None:
 def test_logits_equal_those_of_transformers(
     name: str, shares: tuple[float, ...], tiny_model: Models, tiny_pack: Packs
 ) -> None:
-    """A prompt, then token by token; five nodes are more than an expert has units, so that each has whole ones."""
+    """A prompt, then token by token. Five nodes are more than an expert has units, so each has whole experts."""
     import torch
 
     pack = tiny_pack(name)
@@ -166,7 +166,7 @@ def test_a_gguf_file_gives_the_model_of_the_directory(
 def test_quantised_experts_in_gguf_are_read_exactly(
     kind: str, tiny_model: Models, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Columns of down are 100 long here, no whole groups, so the file has them in F32; the others are kept exactly."""
+    """Columns of down have 100 values here, not whole groups, so the file has them in F32; other codes are kept."""
     model = tiny_model("qwen3moe")
     write_experts(tmp_path / "m.gguf", model, "qwen3moe", lambda name: "F32" if "down" in name else kind)
     pack_model(open_source(tmp_path / "m.gguf"), "auto", tmp_path / "pack")
@@ -213,7 +213,7 @@ NOT_SUPPORTED: list[tuple[str, dict[str, Any], str]] = [
 
 
 def write_with(path: Path, model: TinyModel, family: str, keys: dict[str, Any], patch: pytest.MonkeyPatch) -> None:
-    """As `write_experts`, with these keys."""
+    """Write a model as `write_experts` does, with these keys."""
     describe = gguf_experts._describe
 
     def described(writer: GGUFWriter, family: str, config: Any) -> None:

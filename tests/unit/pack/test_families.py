@@ -1,4 +1,4 @@
-"""Families: every one computes what transformers computes, and what is not supported is said by name."""
+"""Every family computes what transformers computes, and unsupported settings are refused by name."""
 
 import json
 from collections.abc import Callable

@@ -27,7 +27,7 @@ def logits(source: Path, target: Path, dtype: str = "f32") -> np.ndarray:
 
 
 def drawn(seed: int, more: dict[str, Any] | None = None) -> Any:
-    """A random Gemma 4 in transformers whose file llama.cpp can describe."""
+    """Return a random Gemma 4 in transformers whose settings llama.cpp's format can describe."""
     import torch
     import transformers
 
@@ -105,7 +105,7 @@ def test_gguf_files_that_are_not_supported_are_named(
 
 
 def test_experts_with_a_norm_that_drops_values(tiny_model: Models, tmp_path: Path) -> None:
-    """The router's input is normed apart, so it keeps what the experts do not see."""
+    """The router's input has a norm of its own, so it keeps values that the experts do not get."""
     import torch
 
     model = copy.deepcopy(tiny_model("gemma4moe").reference)
@@ -151,7 +151,7 @@ def copied(directory: Path, target: Path, changes: dict[str, Any]) -> None:
 
 
 def test_heads_of_full_layers_by_their_published_names(tiny_model: Models, tmp_path: Path) -> None:
-    """Published files name them for the model; transformers writes them for each layer."""
+    """Published files name these heads once for the model; transformers writes them for each layer."""
     copied(tiny_model("gemma4").directory, tmp_path, GEMMA4)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config.pop("per_layer_config") == {"1": {"head_dim": 32, "num_key_value_heads": 2}}

@@ -1,4 +1,4 @@
-"""GGUF models in several files: opened by any of them or by their directory, and refused where they do not fit."""
+"""GGUF models in several files: opened by any file or by their directory, and refused if files do not fit together."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ Models: TypeAlias = Callable[[str], TinyModel]
 
 @pytest.fixture
 def parts(tiny_model: Models, tmp_path: Path) -> list[Path]:
-    """The files of one small model."""
+    """Return the files of one small model."""
     folder = tmp_path / "split"
     folder.mkdir()
     model = tiny_model("llama")

@@ -1,4 +1,4 @@
-"""Byte-level vocabularies of GGUF files split text as each model's own pattern does in another engine (`regex`)."""
+"""Byte-level vocabularies of GGUF files split text as each model's pattern does in another engine (`regex`)."""
 
 import unicodedata
 from collections.abc import Callable
@@ -135,7 +135,7 @@ def test_words_are_those_of_the_model_itself(name: str, text: str) -> None:
 
 
 def known(character: str) -> bool:
-    """Whether all engines have a character in their tables, and case-fold it alike."""
+    """Return True if all engines have a character in their tables, and case-fold it in the same way."""
     return unicodedata.category(character) not in ("Cn", "Cs", "Co") and character not in "\u017f\u212a\x1c\x1d\x1e\x1f"
 
 

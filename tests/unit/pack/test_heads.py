@@ -1,4 +1,4 @@
-"""Heads that a tensor has in another order than a pack: any order, by rows, by columns, or each transposed."""
+"""Heads that a tensor has in another order than a pack: any order, by rows, by columns, or transposed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ class Memory:
         return np.ascontiguousarray(flat[slice(*rows), slice(*columns)]).view(np.uint8)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 @settings(max_examples=60, deadline=None)

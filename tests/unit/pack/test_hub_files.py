@@ -1,4 +1,4 @@
-"""Which files of a repository of the hub are fetched: those of one model, and none that is not read."""
+"""The files of a hub repository that are fetched: those of one model, and only files that are read."""
 
 import json
 from pathlib import Path

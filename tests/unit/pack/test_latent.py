@@ -1,4 +1,4 @@
-"""Models whose keys and values come from a latent vector, in packs: their settings, and their heads' order."""
+"""Models whose keys and values come from a latent vector, in packs: their settings, and the order of their heads."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -106,7 +106,7 @@ def test_text_part_of_kimi_is_read() -> None:
 
 
 def test_query_latent_is_a_run_of_its_own() -> None:
-    """In a config.json alone, as `tpi plan` reads it: 4 layers of DeepSeek-R1's shape."""
+    """From a config.json alone, as `tpi plan` reads it: 4 layers of DeepSeek-R1's shape."""
     fields = {
         "architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": 3, "hidden_size": 7168,
         "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840,
@@ -176,8 +176,10 @@ def test_a_damaged_latent_is_seen(tiny_model: Models, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["deepseek2", "deepseek3"])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q6_K"])
 def test_quantised_heads_in_gguf(family: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and values come in one tensor, or in two of which one is transposed; columns of o by whole groups, or as
-    floats where a group is larger than a head's value."""
+    """Keys and values are in one tensor, or in two, one of them transposed.
+
+    Columns of o are whole groups, or floats if a group is larger than a head's value.
+    """
     for name, value in {"kv_lora_rank": 256, "v_head_dim": 64, "qk_nope_head_dim": 96, "qk_rope_head_dim": 32,
                         "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}.items():  # fmt: skip
         monkeypatch.setitem(LATENT, name, value)

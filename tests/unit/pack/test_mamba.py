@@ -44,7 +44,7 @@ def test_a_gguf_file_gives_the_logits_of_the_directory(family: str, tiny_model: 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
 @pytest.mark.parametrize("family", ["granite4h", "granite4hmoe"])
 def test_quantised_heads_keep_their_values(kind: str, family: str, tiny_model: Models, tmp_path: Path) -> None:
-    """With `auto` the codes are kept; the same file in f32 has the same values."""
+    """With `auto`, codes are kept; the same file packed in f32 has the same values."""
     model = tiny_model(family)
     kinds = {True: "F32", False: kind}  # rows of 172 values cannot be quantised
     write_gguf(tmp_path / "m.gguf", model, lambda name: kinds["down" in name], byte_level_vocabulary(model.directory))
@@ -75,7 +75,7 @@ def test_unsupported_settings_are_named(changes: dict[str, Any], message: str) -
 
 
 def test_limits_of_step_sizes() -> None:
-    """As numbers, and as transformers writes infinity."""
+    """The limits are numbers, or infinity as transformers writes it."""
     for given, limits in (([0.1, 0.5], (0.1, 0.5)), ([0.0, {"__float__": "Infinity"}], (0.0, 0.0))):
         mamba = config_of(time_step_limit=given).mamba
         assert mamba is not None
@@ -83,7 +83,7 @@ def test_limits_of_step_sizes() -> None:
 
 
 def test_heads_that_are_normed_together_stay_together(tiny_pack: Callable[..., Pack]) -> None:
-    """Unless these are all heads of a layer: then each may lie on a node of its own."""
+    """If all heads of a layer are one such group, each may be on a node of its own."""
     with pytest.raises(PlanError, match="3 units of recurrent layers, too few for 4 nodes"):
         deal_shards(tiny_pack("granite4h").config, units_of(tiny_pack("granite4h")), [1, 1, 1, 1])
     pack = tiny_pack("granite4hmoe")

@@ -33,7 +33,7 @@ def logits(source: Path, target: Path, dtype: str = "f32") -> np.ndarray:
 
 
 def with_epsilon(directory: Path, target: Path, epsilon: float) -> Path:
-    """A copy of a model with another epsilon of its post norms."""
+    """Return a copy of a model with another epsilon of its post norms."""
     shutil.copytree(directory, target)
     fields = json.loads((target / "config.json").read_text())
     fields["text_config"]["post_norm_eps"] = epsilon
@@ -42,7 +42,7 @@ def with_epsilon(directory: Path, target: Path, epsilon: float) -> Path:
 
 
 def test_a_gguf_file_gives_the_logits_of_the_directory(tiny_model: Models, tmp_path: Path) -> None:
-    """The epsilon of post norms is llama.cpp's in a file, so the directory gets it too."""
+    """In a file, the epsilon of post norms is llama.cpp's, so the directory gets the same one."""
     model = tiny_model("museglimmer")
     write_gguf(tmp_path / "m.gguf", model, "muse-glimmer", vocabulary=byte_level_vocabulary(model.directory))
     found = logits(tmp_path / "m.gguf", tmp_path / "a")

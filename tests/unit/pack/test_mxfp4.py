@@ -1,4 +1,4 @@
-"""MXFP4 in packs: the codes of the source as they are, from safetensors and from GGUF, or another format if asked."""
+"""MXFP4 in packs: the codes of the source, from safetensors and from GGUF, or another format on request."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ def test_records_are_refused() -> None:
 
 
 def blocked(values: F32) -> tuple[U8, U8, F32]:
-    """Blocks and scales of `[experts, rows, columns]` as OpenAI's files have them, and the values that they mean."""
+    """Return blocks and scales of `[experts, rows, columns]` as in OpenAI's files, and the values that they mean."""
     groups = quantise_groups("mxfp4", values)
     codes = np.concatenate([groups[..., 1:] & 15, groups[..., 1:] >> 4], axis=-1)
     halves = codes[..., ::2] | codes[..., 1::2] << np.uint8(4)
@@ -57,7 +57,7 @@ def blocked(values: F32) -> tuple[U8, U8, F32]:
 
 @pytest.fixture
 def microscaled(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> tuple[Path, Path]:
-    """The tiny model with experts of 96 neurons in MXFP4, and the same in float32, as transformers has it."""
+    """Return the tiny model with experts of 96 neurons in MXFP4, and the same in float32, as in transformers."""
     import torch
     import transformers
 
@@ -121,7 +121,7 @@ def test_another_format_may_be_asked_for(microscaled: tuple[Path, Path], dtype: 
 
 
 def test_blocks_of_gguf_stay_what_they_are(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
-    """Columns of down are no whole groups in the tiny model: a run has one kind, so that it is exact in f32."""
+    """Columns of down are not whole groups in the tiny model. A run has one format, so this run is exact in f32."""
     model = tiny_model("gptoss")
     write_experts(
         tmp_path / "m.gguf", model, "gptoss", lambda name: "MXFP4" if "_exps" in name and "down" not in name else "F32"

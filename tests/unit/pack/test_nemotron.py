@@ -33,7 +33,7 @@ def logits(source: Path, target: Path, dtype: str = "f32") -> np.ndarray:
 
 
 def without_limit(directory: Path, target: Path) -> Path:
-    """A copy of a model whose step sizes have no limit, as in GGUF files."""
+    """Return a copy of a model whose step sizes have no limit, as in GGUF files."""
     shutil.copytree(directory, target)
     fields = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps(fields | {"time_step_min": 0.0}))
@@ -53,8 +53,10 @@ def test_a_gguf_file_gives_the_logits_of_the_directory(family: str, tiny_model: 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
 @pytest.mark.parametrize("family", NEMOTRONS)
 def test_quantised_blocks_keep_their_values(kind: str, family: str, tiny_model: Models, tmp_path: Path) -> None:
-    """With `auto` the codes are kept; the same file in f32 has the same values. A near tie of experts may be decided
-    otherwise, so not every token counts."""
+    """With `auto`, codes are kept; the same file packed in f32 has the same values.
+
+    A near tie of experts may be decided differently, so a few tokens may differ.
+    """
     model = tiny_model(family)
     kinds = {True: "F32", False: kind}  # rows of 172 values cannot be quantised
     write_gguf(tmp_path / "m.gguf", model, lambda name: kinds["down" in name], byte_level_vocabulary(model.directory))
@@ -63,7 +65,7 @@ def test_quantised_blocks_keep_their_values(kind: str, family: str, tiny_model: 
 
 
 def test_a_pattern_of_letters_means_the_same_as_names() -> None:
-    """Nemotron 3 Nano's beginning: a layer of TPI begins with each Mamba2 or attention."""
+    """The beginning of Nemotron 3 Nano: a layer of TPI begins with each Mamba2 or attention block."""
     letters = model_of(hybrid_override_pattern="MEMEM*E-")
     kinds = [[block.kind for block in layer] for layer in letters.layers]
     assert kinds == [["mamba", "experts"], ["mamba", "experts"], ["mamba"], ["attention", "experts", "ffn"]]
@@ -74,7 +76,7 @@ def test_a_pattern_of_letters_means_the_same_as_names() -> None:
 
 @pytest.mark.parametrize("family", NEMOTRONS)
 def test_neurons_are_stored_in_tiles(family: str, tiny_model: Models, tmp_path: Path) -> None:
-    """Their activation is often 0, but no mode computes some neurons of such a model."""
+    """Activations are often 0, but no mode computes only some neurons of such a model."""
     pack_model(open_source(tiny_model(family).directory), "q8", tmp_path / "pack")
     pack = Pack.open(tmp_path / "pack")
     assert {run.layout for block in pack.walk() for run in block.shape.runs} == {"tiled"}

@@ -1,4 +1,4 @@
-"""Packs: exact values, formats and layouts, equal blocks once, bounded slabs, damage found and named."""
+"""Packs: exact values, formats and layouts, equal blocks stored once, bounded slabs, damage found and named."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ Packs: TypeAlias = Callable[..., Pack]
 
 
 def expected_parts(model: TinyModel, layer: int) -> dict[str, F32]:
-    """The matrices of a layer as vectors of length hidden, taken from transformers' modules by hand."""
+    """Return the matrices of a layer as vectors of length hidden, read from transformers' modules."""
     weights = {name: tensor.numpy() for name, tensor in model.reference.state_dict().items()}
     config = model.reference.config
     opt = config.model_type == "opt"
@@ -227,7 +227,7 @@ def test_unknown_dtype_and_odd_hidden_size_are_named(tiny_model: Models, tmp_pat
 
 @pytest.fixture
 def copy(tiny_pack: Packs, tmp_path: Path) -> Path:
-    """A pack that a test may damage."""
+    """Return a copy of a pack, which a test may damage."""
     target = tmp_path / "pack"
     target.mkdir()
     for file in tiny_pack("llama").path.iterdir():
@@ -277,7 +277,7 @@ def test_a_flipped_bit_is_found(
 
 
 def _equal(block: PackBlock, source: PackBlock, run: str) -> bool:
-    """Whether the units and hashes of a run are what they were; true if the file cannot be read at all."""
+    """Return True if the units and hashes of a run are unchanged, or if the file cannot be read at all."""
     units = source.run(run).units
     try:
         same = np.array_equal(block.read_units(run, 0, units), source.read_units(run, 0, units))

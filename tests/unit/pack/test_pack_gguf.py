@@ -1,4 +1,4 @@
-"""Packs made from GGUF files: bit-exact where a format exists for the source's own, a report where it does not."""
+"""Packs made from GGUF files: bit-exact if a format exists for the source's type, otherwise with a report."""
 
 import json
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def pack_of(path: Path, dtype: str = "auto") -> Pack:
 
 
 def expected(model: TinyModel, layer: int, item: str, kind: str) -> F32:
-    """The vectors of a part when its matrix, as it stands in the file, is coded as `kind`."""
+    """Return the vectors of a part if its matrix, as it is in the file, has the type `kind`."""
     values = decoded(gguf_tensors(model, "llama")[f"blk.{layer}.{GGUF_NAMES.get(item, f'attn_{item}')}.weight"], kind)
     if item in ("q", "k"):
         size = model.reference.config.head_dim
@@ -119,7 +119,7 @@ def test_logits_equal_those_of_transformers(name: str, family: str, tiny_model: 
 
 
 def _not_in_gguf(name: str, config: object) -> dict[str, object]:
-    """What llama.cpp's metadata cannot say about these tiny models."""
+    """Return settings of these tiny models that llama.cpp's metadata cannot express."""
     if name == "qwen2":
         return {"windows": (0, 12)}
     if name == "smollm3":
@@ -143,7 +143,7 @@ def test_tied_embedding_is_one_block(tiny_model: Models, tmp_path: Path) -> None
 
 @pytest.fixture
 def whole_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> TinyModel:
-    """A model whose matrices have rows of 256 values or more, which super-blocks need."""
+    """Return a model whose matrices have rows of at least 256 values, which super-blocks need."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
     for name, size in sizes.items():
         monkeypatch.setitem(SIZES, name, size)

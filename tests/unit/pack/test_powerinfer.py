@@ -1,4 +1,4 @@
-"""PowerInfer's files: read as they are written by its converter, their predictors kept, hostile ones refused."""
+"""PowerInfer's files: read as its converter writes them, with their predictors; hostile files are refused."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -137,7 +137,7 @@ def test_falcon_stands_side_by_side(norms: int, tmp_path: Path) -> None:
 def test_falcon_has_its_words(
     pre: str | None, ours: bool, tiny_model: Callable[[str], TinyModel], tmp_path: Path
 ) -> None:
-    """llama.cpp names its way of splitting, PowerInfer does not (`ours`: one of PowerInfer's files)."""
+    """llama.cpp's files name the way of splitting text, PowerInfer's (`ours`) do not."""
     from tokenizers import Tokenizer
 
     write = byte_level_vocabulary(tiny_model("llama").directory, pre)
@@ -221,7 +221,7 @@ def test_neurons_for_a_gpu_are_marked_in_the_file_or_beside_it(where: str, model
 
 
 def test_what_is_marked_counts_as_hot_where_there_is_no_profile(model: TinyModel, tmp_path: Path) -> None:
-    """On each of two nodes, of its own neurons; a profile says more, and is taken."""
+    """On each of two nodes, for its own neurons; if there is a profile, it is used instead."""
     marks = drawn_marks()
     tensors = powerinfer_tensors(model, predictors())
     tensors |= {f"blk.{layer}.gpu_idx": values for layer, values in marks.items()}
@@ -241,7 +241,7 @@ def test_what_is_marked_counts_as_hot_where_there_is_no_profile(model: TinyModel
 
 
 def frequencies(pack: Pack) -> Iterator[tuple[int, int, dict[int, Any]]]:
-    """Of two nodes: which neurons each has, and how often they are active by what the master sends."""
+    """Return for each of two nodes its neurons, and their frequencies from the predictors that the master sends."""
     sent = predictors_for(RunOptions("the model", sparsity="static"), pack)
     stages = one_stage(pack, [2, 1])
     options = NodeOptions(context=64, pages=2, kv_dtype="f32", prefill_tokens=8, sparsity="static")

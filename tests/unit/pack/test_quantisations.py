@@ -1,4 +1,4 @@
-"""Which quantisation of a repository is taken: the largest that the house holds, by what a pack of it needs."""
+"""The quantisation of a repository that is used: the largest whose pack fits into the machines' memory."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A renumbered pack: its records are those of the other, in the new order, and it computes the same."""
+"""A renumbered pack has the records of the original in the new order, and computes the same."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_what_is_no_permutation_is_refused(tiny_model: Tiny, tmp_path: Path) -> 
 
 
 def test_tiles_are_refused(tiny_model: Tiny, tmp_path: Path) -> None:
-    """Neurons of a tile share scales, and lie in squares."""
+    """Neurons of a tile share scales, so they cannot be moved alone."""
     old = packed(tiny_model, tmp_path, "llama", "q8")
     with pytest.raises(ModelError, match="does not store its neurons as records"):
         renumbered(old, drawn(old))

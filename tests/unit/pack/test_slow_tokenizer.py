@@ -1,4 +1,4 @@
-"""Directories whose tokenizer is in files of its own: transformers converts them."""
+"""Directories whose tokenizer is in a format of its own: transformers converts it."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ WORDS = [*sorted(ByteLevel.alphabet()), "th", "the", "Ġthe", END]
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A directory with GPT-2's two files."""
+    """Return a directory with GPT-2's two files."""
     folder = tmp_path / "model"
     folder.mkdir()
     contents = {

@@ -1,4 +1,4 @@
-"""Sources: what is read is exact, and hostile files are refused quickly, in little memory, with one clear sentence."""
+"""Sources: values are read exactly, and hostile files are refused quickly, in little memory, with one sentence."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from tpi.sources.safetensors import open_safetensors, read_header
 
 
 def header(**tensors: Any) -> bytes:
-    """A safetensors header of these entries."""
+    """Return a safetensors header with these entries."""
     return framed(json.dumps(tensors).encode())
 
 
@@ -138,7 +138,7 @@ HOSTILE_GGUF: dict[str, bytes] = {
 
 
 def refused(call: Callable[[], object]) -> str:
-    """What `call` is refused with, in at most a second and 64 MiB."""
+    """Return the error of `call`, which must come within a second and in 64 MiB."""
     started = time.thread_time()
     with pytest.raises(ModelError) as caught:
         call()
@@ -359,7 +359,7 @@ def test_model_that_is_not_there(tmp_path: Path, tiny_model: Callable[[str], Tin
 
 
 def _random_blocks(kind: str, rows: int, columns: int, seed: int) -> np.ndarray[Any, Any]:
-    """Random bytes of GGML blocks whose scales are finite, or random values."""
+    """Return random bytes of GGML blocks with finite scales, or random values."""
     random = np.random.default_rng(seed)
     values = random.standard_normal((rows, columns), np.float32)
     if kind == "F32":

@@ -19,7 +19,7 @@ SCALES = {"Q6_K": [208], "Q3_K": [108], "Q2_K": [80, 82], "Q4_K": [0, 2], "Q5_K"
 
 
 def random_blocks(element: Element) -> U8:
-    """Blocks of any bytes but finite scales, `[3, bytes]`."""
+    """Return blocks `[3, bytes]` of random bytes with finite scales."""
     random, size = np.random.default_rng(1), element.group_bytes
     blocks = random.integers(0, 256, (3 * 2 * 256 // element.group, size), dtype=np.uint8)
     scales = random.uniform(0.001, 0.05, (len(blocks), 1)).astype(np.float16)

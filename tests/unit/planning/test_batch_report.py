@@ -1,4 +1,4 @@
-"""What `tpi plan --batch` says of a policy: it is one that the engine keeps."""
+"""`tpi plan --batch` prints the policy that the engine uses."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from tests.support.roofline import LLAMA, LLAMA_HEADS, paper
 
 
 def test_keys_and_values_are_divided_where_host_reads_decide() -> None:
-    """A dense model that the accelerator nearly holds: both attend, each with its heads."""
+    """The accelerator nearly holds this dense model, so both sides attend, each with its heads."""
     problem = paper("l4", 64, 1024, LLAMA)
     problem = replace(problem, limits=replace(problem.limits, kv_heads=LLAMA_HEADS))
     report = BatchReport.on(problem)

@@ -1,4 +1,4 @@
-"""What fits: never over, refused in one sentence that says what would do, and it would."""
+"""Memory budgets: never exceeded, and refused in one sentence that names a sufficient setting."""
 
 import re
 from pathlib import Path
@@ -113,7 +113,7 @@ def test_enough_for_a_window_keeps_the_head_in_memory(need: MemoryNeed, window: 
 
 
 def test_enough_makes_room_for_a_head_that_then_stays() -> None:
-    """At the memory in use the head streams, and what is given beyond it goes to the head first."""
+    """With the memory in use, the head streams. Additional memory goes to the head first."""
     used, weights = plan_budget(DEMAND, 400 * MIB), 700 * MIB
     simple = used.total - used.placement.memory_bytes + weights
     assert used.head_bytes < plan_budget(DEMAND, simple).head_bytes == DEMAND.head

@@ -1,4 +1,4 @@
-"""Several accelerators: how segments are dealt, what that costs, and that the best of it is never the slowest way."""
+"""Several accelerators: how segments are dealt, what that costs, and that the choice is never the slowest."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def problem(there: NodeMachine, limits: Limits = FREE, count: int = 4, parts: in
 
 @given(st.integers(1, 6), st.integers(1, 4), st.lists(st.integers(0, 5), min_size=2, max_size=3).filter(any))
 def test_every_device_has_about_its_due(count: int, parts: int, weights: list[int]) -> None:
-    """To within a layer where layers are whole, to within a block where blocks are cut."""
+    """To within a layer if layers are whole, to within a block if blocks are cut."""
     work, shares = layers(count, 8, parts), [weight / sum(weights) for weight in weights]
     for deal, off in ((by_parts, 300), (by_layers, 400)):
         cards = deal(work, shares)

@@ -1,4 +1,4 @@
-"""--dtype auto takes the best format that fits."""
+"""`--dtype auto` uses the best format that fits."""
 
 import json
 from pathlib import Path

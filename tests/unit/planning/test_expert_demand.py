@@ -1,4 +1,4 @@
-"""Which experts are fetched, against trying every number; Belady's policy with a way around, against every choice."""
+"""The number of fetched experts, and Belady's policy with bypassing, compared with trying all possibilities."""
 
 from dataclasses import replace
 from functools import cache
@@ -28,7 +28,7 @@ LAYERS, EXPERTS, USED, EACH, SHARED = 4, 16, 2, 2 * MIB, MIB
 
 
 def finish(costs: ExpertCosts, there: list[float], absent: list[float], fetched: int) -> float:
-    """When both sides are through, said plainly."""
+    """Return the time at which both sides have finished, by a simple formula."""
     sides = []
     if there or fetched:
         now = costs.before
@@ -68,7 +68,7 @@ def test_no_other_number_of_fetched_experts_is_sooner(
 
 
 def test_one_expert_is_fetched_if_that_is_sooner_than_the_cpu() -> None:
-    """t_copy + t_gpu against t_cpu."""
+    """The comparison is t_copy + t_gpu against t_cpu."""
     slow, fast = (
         replace(LAPTOP, accelerator=replace(LAPTOP.cards[0], link=DeviceLink(up, up))) for up in (12e9, 100e9)
     )
@@ -107,7 +107,7 @@ def test_belady_with_bypass_is_the_best_of_all_choices(seed: int) -> None:
 
 
 def problem_of(memory: int, machine: NodeMachine = LAPTOP, limits: Limits = ANYTHING) -> Problem:
-    """Layers of attention and experts, some of them shared."""
+    """Return layers of attention and experts, some of them shared."""
     segments: list[SegmentWork] = []
     for layer in range(LAYERS):
         segments.append(SegmentWork(2 * layer, "attention", MIB, MIB, 1024, 4096))
@@ -184,7 +184,7 @@ def test_long_steps_are_those_that_the_other_way_is_faster_for() -> None:
 
 
 def test_the_bus_carries_what_the_host_computes_of_experts() -> None:
-    """Not all of them: a token chooses few."""
+    """Only the chosen experts count, which are few."""
     few = Tasks.of(problem_of(64 * MIB, replace(LAPTOP, bus=40e9)).work, replace(LAPTOP, bus=40e9), StepSize(1, 1, 64))
     routed = few.weights_bus > few.host_bus * 1.01
     assert routed.sum() == LAYERS

@@ -1,4 +1,4 @@
-"""Programs are solved without a word on stdout, which is for answers, whatever the solver's library prints."""
+"""Solving programs prints nothing on stdout, which is for answers, although the solver's library prints."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Layers of any number of blocks: steady state, the paper's window and budgets know kinds, not places."""
+"""Layers of any number of blocks: the steady state, the paper's window and budgets use the kinds of blocks."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ quick = settings(max_examples=150, deadline=None)
 
 
 def ring_of(blocks: int, window: int) -> Ring:
-    """Everything streamed, exactly `window` blocks in memory."""
+    """Return a ring in which everything is streamed and exactly `window` blocks are in memory."""
     return Ring(window, tuple(range(blocks)), (0,) * blocks, (window,) * blocks)
 
 
@@ -72,7 +72,7 @@ def test_one_ffn_block_stays_in_every_so_many(layer: tuple[BlockKind, ...], reta
 @pytest.mark.parametrize("retain", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("extra", [2.0, 5.0, 9.0, 18.0])
 def test_proposition_6_counts_the_ffn_blocks_of_a_layer(retain: int, extra: float) -> None:
-    """With a ring deep enough, one FFN block kept in every T of two a layer is enough exactly if it says so."""
+    """With a deep ring, one resident block in T of all FFN blocks suffices exactly if the proposition says so."""
     times = Times(3.0, 4.0, 1.0, 2.0, 0.0, THREE)
     times = replace(times, load_ffn=(times.busy + extra - times.load_attention) / 2)
     longest, of_all = longest_retain(times), THREE * 12
@@ -114,7 +114,7 @@ def test_where_layers_differ_all_of_them_are_one() -> None:
 
 @pytest.mark.parametrize("pick", [(0, 1, 1), (1,), (0, 1, 0, 1)])
 def test_a_plans_blocks_tell_the_budget_their_kinds(pick: tuple[int, ...]) -> None:
-    """A plan whose layers have the blocks `pick` of the two that there are."""
+    """Layers have those of the two kinds of blocks that `pick` selects."""
     assign = MadeUpModel().split(1, 1, PEERS, cut=8)[1]
     layers = tuple(replace(one, blocks=tuple(one.blocks[at] for at in pick)) for one in assign.layers)
     options = NodeOptions(context=64, pages=2, kv_dtype="f32", prefill_tokens=64, scheduler="window", window=1)

@@ -1,4 +1,4 @@
-"""Machines in words: what is said, what is a laptop's, and what means nothing."""
+"""Descriptions of machines: given values, defaults of a laptop, and refused descriptions."""
 
 from contextlib import suppress
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""This machine measured through a device's own calls, on a clock that only the device moves, and remembered."""
+"""This machine, measured through a device's own calls on a clock that only the device advances, and remembered."""
 
 import json
 import time
@@ -39,7 +39,7 @@ ATTENDED = {512: 4e10, 256: 3e10, 136: 2e10, 80: 1e10}  # bytes per second, by t
 
 @dataclass
 class FakeClock:
-    """Stands still until a device says how long something took."""
+    """A clock that advances when a device says how long something took."""
 
     now: float = 0.0
     odd: bool = False  # copies of less than 4 MiB seem to be faster by far
@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
 
 @dataclass
 class SlowDevice:
-    """See `tpi.devices.base.Device`: takes time as a roofline and a link do, and computes nothing."""
+    """A `tpi.devices.base.Device` that takes the time of a roofline and a link, and computes nothing."""
 
     clock: FakeClock
     name: str = "card"
@@ -85,7 +85,7 @@ class SlowDevice:
 
 
 class SlowKernels:
-    """Computes nothing either."""
+    """Kernels that compute nothing."""
 
     def __init__(self, clock: FakeClock, threads: int = 1) -> None:
         self._clock, self._threads = clock, threads
@@ -130,7 +130,7 @@ class SlowChain:
 
 
 def slow_device(clock: FakeClock, room: int = 256) -> SlowDevice:
-    """With so many MiB of memory."""
+    """Return a device with a number of MiB of memory."""
     return SlowDevice(clock, memory=Arena("card", room * MIB), kernels=SlowKernels(clock))  # type: ignore[arg-type]
 
 
@@ -150,7 +150,7 @@ def test_a_device_has_the_rates_that_its_calls_show(clock: FakeClock) -> None:
 
 @pytest.mark.parametrize("room", [4, 16, 64])
 def test_a_small_device_is_measured_within_what_it_has(clock: FakeClock, room: int, tmp_path: Path) -> None:
-    """A quarter of it at most, also on a device whose kernels take three times as much as the sample."""
+    """The measurement takes at most a quarter of the memory, also if kernels take three times the sample."""
     device = slow_device(clock, room)
     found = device_rates(device, tmp_path).figures
     assert found.memory == room * MIB
@@ -162,7 +162,7 @@ def test_a_small_device_is_measured_within_what_it_has(clock: FakeClock, room: i
 def test_a_device_too_small_is_neither_measured_nor_remembered(
     clock: FakeClock, counted: list[int], tmp_path: Path
 ) -> None:
-    """What is planned with so little is refused by the plan."""
+    """A plan with so little memory is refused later."""
     found = device_rates(slow_device(clock, 1), tmp_path)
     assert found.figures.memory == MIB
     assert found.figures.rates == laptop_gpu().rates
@@ -174,7 +174,7 @@ def test_a_device_too_small_is_neither_measured_nor_remembered(
 def test_figures_do_not_depend_on_the_limit_that_came_first(
     clock: FakeClock, counted: list[int], first: int, tmp_path: Path
 ) -> None:
-    """Small samples tell small figures here, as latencies and caches make them do on devices."""
+    """Small samples give smaller figures here, as latencies and caches cause on real devices."""
     clock.odd = True
     device_rates(slow_device(clock, first), tmp_path)
     large = device_rates(slow_device(clock), tmp_path).figures
@@ -229,7 +229,7 @@ def test_the_host_is_measured_with_its_kernels(clock: FakeClock, monkeypatch: py
 def test_a_quota_of_processor_time_counts_once(
     quota: float, threads: int, cores: float, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Whether a measurement feels it or not: what counts is the time that threads were given."""
+    """The quota counts whether or not it slowed the measurement, because the time that threads got is measured."""
     kernels = SlowKernels(clock, threads)
     monkeypatch.setattr(machine, "_wall_clock", lambda: clock.now / quota)  # by a clock on the wall it is felt
     monkeypatch.setattr(speed, "allowed_cores", lambda: quota)
@@ -245,7 +245,7 @@ def test_a_quota_of_processor_time_counts_once(
 
 @pytest.fixture
 def counted(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How often a device was measured."""
+    """Count the measurements of a device."""
     calls: list[int] = []
 
     def measure(device: SlowDevice, sample: int) -> object:
@@ -268,7 +268,7 @@ def test_it_is_measured_once(clock: FakeClock, counted: list[int], tmp_path: Pat
 
 
 class Named(SlowDevice):
-    """A card that says which it is."""
+    """A card with a name."""
 
     identity: str = ""
 
@@ -372,7 +372,7 @@ def test_a_record_without_the_rate_of_attention_is_made_again(clock: FakeClock, 
 
 
 def test_what_is_attended_to_for_a_measurement_lies_in_caches() -> None:
-    """All pages are shared but the last, which the new token of each sequence is appended to."""
+    """Sequences share all pages but the last, to which each one's new token is appended."""
     sample = AttentionSample.of(Heads(4, 2, 32), "q8", 3, 100, cached=True)
     tables = sample.batch.tables
     assert tables.tolist() == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 5]]
@@ -385,7 +385,7 @@ def test_what_is_attended_to_for_a_measurement_lies_in_caches() -> None:
 def test_a_run_plans_with_the_disk_that_was_measured(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As `tpi plan` does, from the same record; with nothing to measure it by it is a laptop's."""
+    """`tpi plan` and runs use the same measurement. Without files to measure with, the disk counts as a laptop's."""
     device, host = slow_device(clock), open_host()
     assert measured(host, [device], tmp_path).machine.disk == LAPTOP.disk
     monkeypatch.setattr(speed, "disk_for", lambda files, cache: DiskSpeed(bytes_per_second=1e9 + len(files)))
@@ -398,7 +398,7 @@ def test_a_run_plans_with_the_disk_that_was_measured(
 def test_a_worker_tells_the_speed_of_its_disk_once_it_is_measured(
     record: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Runs record it in the user's cache, also if the worker has a cache of its own."""
+    """Runs store the speed in the user's cache, also if the worker has another cache."""
     monkeypatch.setenv("TPI_CACHE", str(tmp_path / "user"))
     (tmp_path / "own").mkdir()
     options = WorkerOptions("127.0.0.1", 0, "lap", tmp_path / "own" / "shards", speed=MachineSpeed(1e10, 1e11, 0.0))

@@ -1,4 +1,4 @@
-"""What the machine says of its memory, beside what psutil makes of it."""
+"""The machine's memory, as the system and psutil report it."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Commands about a model take it as their first word or with -m; their help begins with what people need."""
+"""Commands take a model as their first word or with -m; their help begins with the most used options."""
 
 import re
 from typing import Any
@@ -14,7 +14,7 @@ from tpi.flags import ModelCommand, model_argument, prompt_argument
 
 
 def taken(*words: str, prompt: bool = True) -> tuple[Any, ...]:
-    """The model, and the prompt if there is one, that a command takes from these words."""
+    """Return the model, and the prompt if there is one, that a command parses from these words."""
     found: list[Any] = []
 
     @click.command(cls=ModelCommand)
@@ -61,7 +61,7 @@ def test_a_model_alone() -> None:
 
 
 def options(command: str, ask: str = "--help") -> list[str]:
-    """The flags of a command in the order of its help."""
+    """Return the flags of a command in the order of its help."""
     said = CliRunner().invoke(tpi, [command, ask]).output
     return re.findall(r"^  (--?\w[\w-]*)", said, re.MULTILINE)
 

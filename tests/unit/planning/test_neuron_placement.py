@@ -1,4 +1,4 @@
-"""The placement of neurons: optimal against trying everything, within PowerInfer's constraints, quick at size."""
+"""The placement of neurons: as good as the best of all, within PowerInfer's constraints, and fast for large models."""
 
 from itertools import product
 
@@ -15,7 +15,7 @@ from tpi.errors import PlanError
 
 @st.composite
 def problems(draw: st.DrawFn) -> NeuronProblem:
-    """Up to three layers of up to three batches; the CPU holds everything, or not quite."""
+    """Draw up to three layers of up to three batches; the CPU holds all or almost all neurons."""
     random = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     sizes = draw(st.lists(st.integers(1, 3 * BATCH), min_size=1, max_size=3))
     layers = [
@@ -31,7 +31,7 @@ def problems(draw: st.DrawFn) -> NeuronProblem:
 
 
 def best_of_all(problem: NeuronProblem) -> float | None:
-    """The most impact of all placements that keep inequalities 4 to 8; None if there is none."""
+    """Return the largest impact of all placements that satisfy inequalities 4 to 8; None if there is none."""
     best, total = None, sum(len(o.frequency) * o.neuron_bytes + o.predictor_bytes for o in problem.layers)
     choices = [list(product([0, 1], repeat=len(one.batches) + 1)) for one in problem.layers]
     for choice in product(*choices):
@@ -50,13 +50,13 @@ def best_of_all(problem: NeuronProblem) -> float | None:
 
 
 def repays(problem: NeuronProblem, layer: LayerNeurons, count: int) -> bool:
-    """Inequality 4 for so many neurons, with times by equation 5."""
+    """Return True if a number of neurons satisfies inequality 4, with times by equation 5."""
     there = count * layer.neuron_bytes / problem.accelerator.bandwidth + problem.sync
     return not count or there <= count * layer.neuron_bytes / problem.cpu.bandwidth + 1e-9
 
 
 def check(problem: NeuronProblem, placed: NeuronPlacement) -> None:
-    """Constraints 4 to 8, counted from the placement itself."""
+    """Check constraints 4 to 8 for the placement."""
     total = sum(len(o.frequency) * o.neuron_bytes + o.predictor_bytes for o in problem.layers)
     assert placed.nbytes(problem) <= problem.accelerator.capacity
     assert total - placed.nbytes(problem) <= problem.cpu.capacity
@@ -95,7 +95,10 @@ def test_an_exchange_that_all_neurons_just_repay_is_allowed() -> None:
 
 
 def test_a_model_of_7b_is_placed() -> None:
-    """32 layers of 11008 neurons in 4 bits; half of them fit. Greedy in a relaxation is an upper bound."""
+    """32 layers of 11008 neurons in 4 bits, half of which fit.
+
+    The greedy solution of the relaxation is an upper bound.
+    """
     law = np.arange(1, 11009) ** -0.7
     layers = [LayerNeurons(np.minimum(law * (5 + at), 0.9), 6912) for at in range(32)]
     half = 16 * 11008 * 6912

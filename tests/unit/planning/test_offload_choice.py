@@ -1,4 +1,4 @@
-"""The search: nothing that is possible beats what it chooses, and its laws."""
+"""The search for a configuration: no possible one is better than the chosen one."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,7 +43,7 @@ SIZES = st.integers(0, 24).map(lambda count: 50 * count)
 
 @st.composite
 def machines(draw: st.DrawFn, layer_count: int = 1) -> NodeMachine:
-    """From one segment of the model in either memory to all of it, each rate slow or fast."""
+    """Draw machines whose memories hold from one segment to the whole model, with slow or fast rates."""
     slow_or_fast = st.sampled_from([50.0, 100.0, 200.0, 1000.0])
     rates = [Rates(draw(slow_or_fast), draw(st.sampled_from([3e3, 1e5]))) for _ in range(2)]
     link = DeviceLink(draw(slow_or_fast), draw(slow_or_fast), piece=10)
@@ -56,7 +56,7 @@ def problem_of(machine: NodeMachine, layer_count: int = 1, limits: Limits = FREE
 
 
 def seconds_of(problem: Problem, chosen: Offload) -> float:
-    """Of the whole request, as the search counts them."""
+    """Return the seconds of the whole request, as the search counts them."""
     total = 0.0
     for phase in REQUEST_PHASES:
         size, count = problem.step(phase)
@@ -76,7 +76,7 @@ def fits(problem: Problem, chosen: Offload) -> bool:
 
 
 def everything(problem: Problem) -> Iterator[Offload]:
-    """Every residence of every segment in every way of computing it, with every place of the pages and pipeline."""
+    """Yield every residence and place of computing of each segment, with each place of the pages and each pipeline."""
     work = problem.work
     for residence in product(TIERS, repeat=len(work.segments)):
         choices = [("accelerator",) if tier == "gpu" else PLACES for tier in residence]
@@ -88,7 +88,7 @@ def everything(problem: Problem) -> Iterator[Offload]:
 
 
 def one_reader(chosen: Offload) -> bool:
-    """Whether nothing comes from disk, or whatever is not on the accelerator is computed in one place in a step."""
+    """Return True if nothing is on disk, or if a step computes all segments that are not on the card in one place."""
     outside = [number for number, tier in enumerate(chosen.residence) if tier != "gpu"]
     places = [{chosen.places(phase)[number] for number in outside} for phase in REQUEST_PHASES]
     return "disk" not in chosen.residence or all(len(each) == 1 for each in places)
@@ -102,7 +102,7 @@ def attends_there(problem: Problem, chosen: Offload) -> bool:
 @settings(deadline=None, max_examples=30)
 @given(machines())
 def test_nothing_that_fits_is_faster(machine: NodeMachine) -> None:
-    """One layer, all of whose configurations are tried."""
+    """All configurations of one layer are tried."""
     problem = problem_of(machine)
     found = choose(problem)
     assert fits(problem, found.offload)
@@ -113,7 +113,7 @@ def test_nothing_that_fits_is_faster(machine: NodeMachine) -> None:
 
 @pytest.mark.parametrize("room", [400, 700, 1200, 5000])
 def test_at_equal_times_most_weights_are_kept_on_the_card(room: int) -> None:
-    """Where exchanges take nearly all of the time, as over Wi-Fi, nothing is gained by streaming."""
+    """If exchanges take nearly all of the time, as over Wi-Fi, streaming gains nothing."""
     fast = Rates(1e12, 1e15)
     machine = NodeMachine(fast, 1 << 20, DiskRate(1e12), Accelerator(fast, room, DeviceLink(1e12, 1e12, piece=10)))
     problem = replace(problem_of(machine), exchange=1.0)
@@ -146,7 +146,7 @@ def test_with_memory_for_all_a_shared_chip_may_keep_everything() -> None:
 
 
 def staying(problem: Problem, chosen: Offload) -> int:
-    """Bytes on the accelerator of weights, keys and values that stay there."""
+    """Return the bytes of resident weights, keys and values on the accelerator."""
     taken = peaks(problem.work, chosen, problem.request, problem.needs, problem.chunk).accelerator
     return taken.weights + (taken.kv if chosen.kv == "gpu" else 0)
 
@@ -161,7 +161,7 @@ def test_more_of_anything_is_never_slower(count: int, data: st.DataObject) -> No
 
 
 def improved(machine: NodeMachine) -> Iterator[NodeMachine]:
-    """The machine with more of one thing."""
+    """Return the machine with more of one resource."""
     device = machine.accelerator
     assert device is not None
     yield replace(machine, memory=machine.memory + 100)
@@ -193,7 +193,7 @@ def test_what_was_chosen_fits_and_takes_as_long_as_it_says(count: int, data: st.
 @pytest.mark.parametrize("decode", [None, *PLACES])
 @pytest.mark.parametrize("kv", KV_TIERS)
 def test_what_a_disk_streams_is_computed_in_one_place(kv: KvTier, prompt: Place | None, decode: Place | None) -> None:
-    """Also where attention has to go up and neurons need not: all of it goes, as its one reader reads it."""
+    """If attention must be computed on the accelerator, neurons are too, because the disk has one reader."""
     found = chosen(Limits("disk", kv, prompt=prompt, decode=decode), count=3).offload
     assert one_reader(found)
     if kv == "ram":
@@ -211,7 +211,7 @@ def test_what_a_disk_streams_is_computed_in_one_place(kv: KvTier, prompt: Place 
 def test_the_memory_a_refusal_names_is_the_least_that_works(
     weights: Tier | None, kv: KvTier | None, pipeline: Pipeline | None, reserve: int, context: int, token: int
 ) -> None:
-    """Whatever is set aside for rounding, and whatever kernels have."""
+    """It includes memory for rounding and for the buffers of kernels."""
     limits = Limits(weights, kv, pipeline, "accelerator", "accelerator")
     needs = Needs(1, card=CardMemoryNeed(token, 3 * token, 999))
     asked = replace(large(limits, BIG, 32 * context), reserve=reserve, needs=needs)
@@ -247,7 +247,7 @@ def test_without_an_accelerator_the_host_computes() -> None:
 
 
 def test_prompts_go_to_the_accelerator_and_tokens_to_the_weights() -> None:
-    """The link is slower than the host reads its memory, and the accelerator does a hundred times the operations."""
+    """The link is slower than the host's memory, and the accelerator has a hundred times the arithmetic."""
     device = Accelerator(Rates(1000.0, 1e8), 1100, DeviceLink(50.0, 50.0, piece=10))
     machine = NodeMachine(Rates(100.0, 1e4), 10_000, DiskRate(50.0), device, bus=90.0)
     work = NodeWork(tuple(replace(each, pair=0) for each in layers(4).segments), 0)
@@ -264,7 +264,7 @@ BIG = replace(
 
 
 def large(limits: Limits, machine: NodeMachine, context: int = 32) -> Problem:
-    """Two layers of 2 and 6 MiB."""
+    """Return two layers of 2 and 6 MiB."""
     work = layers(2, 2 << 10)
     scaled = tuple(replace(each, nbytes=each.nbytes * 2 * MIB // ATTENTION) for each in work.segments)
     request = replace(REQUEST, context=context)

@@ -1,4 +1,4 @@
-"""Forecasts and crossovers: against closed forms, against a scan, and their laws."""
+"""Forecasts and crossovers, compared with closed forms and with a scan."""
 
 from dataclasses import replace
 
@@ -23,19 +23,22 @@ NODE = NodeMachine(Rates(100.0, 1e4), 1000, DiskRate(50.0), DEVICE)
 
 
 def test_the_crossover_is_where_host_and_link_take_equally_long() -> None:
-    """600 bytes take 30 s up; here 2000 operations a token take 0.2 s: from 151 tokens on."""
+    """Copying 600 bytes takes 30 s.
+
+    The host needs 0.2 s for 2000 operations a token: from 151 tokens on, copying is faster.
+    """
     assert crossover(SEGMENT, NODE, "ram") == 151
 
 
 def test_without_overlap_computing_there_comes_on_top() -> None:
-    """30 s up, and 0.06 s for few tokens there."""
+    """30 s for copying, and 0.06 s for computing few tokens on the accelerator."""
     assert crossover(SEGMENT, NODE, "ram", "memory") == 151
     slow = replace(NODE, accelerator=replace(DEVICE, rates=Rates(100.0, 1e7)))
     assert crossover(SEGMENT, slow, "ram", "memory") == 181
 
 
 def test_disk_weights_cross_over_where_computing_is_slower() -> None:
-    """12 s from disk, but the link takes 30: no difference to RAM, until the link is faster than the disk."""
+    """The disk takes 12 s, the link 30 s: the result is that for RAM until the link is faster than the disk."""
     assert crossover(SEGMENT, NODE, "disk") == 151
     fast = replace(NODE, accelerator=replace(DEVICE, link=DeviceLink(1e3, 1e3, piece=10)))
     found = crossover(SEGMENT, fast, "disk")
@@ -59,7 +62,7 @@ OPERATIONS = st.sampled_from([1e5, 4e5, 1e6, 1e7])
 
 
 def faster_there(machine: NodeMachine, tokens: int, pipeline: Pipeline) -> bool:
-    """Whether four segments alike take less time on the accelerator."""
+    """Return True if four equal segments take less time on the accelerator."""
     work = NodeWork(tuple(replace(SEGMENT, block=number) for number in range(4)), 0)
     both = [offload(["ram"] * 4, [place] * 4, pipeline=pipeline) for place in PLACES]
     tasks = Tasks.of(work, machine, StepSize(tokens, 1, tokens))
@@ -72,7 +75,7 @@ def faster_there(machine: NodeMachine, tokens: int, pipeline: Pipeline) -> bool:
 def test_halving_finds_what_a_scan_finds(
     read: float, operations: float, there: float, more: float, link: float, pipeline: Pipeline
 ) -> None:
-    """On machines whose accelerator is faster than the host."""
+    """The machines have an accelerator that is faster than the host."""
     device = Accelerator(Rates(max(read, there), max(4 * operations, more)), 1000, DeviceLink(link, link, piece=10))
     machine = NodeMachine(Rates(read, operations), 1000, DiskRate(50.0), device)
     found = crossover(SEGMENT, machine, "ram", pipeline)
@@ -86,7 +89,7 @@ PROBLEM = Problem(layers(4), replace(MACHINE, memory=2400, bus=100.0), Workload(
 
 
 def test_a_forecast_is_the_long_run() -> None:
-    """Everything in RAM, computed here: 1600 bytes at 100 a second, whatever the step."""
+    """Everything is in RAM and computed by the host: 1600 bytes at 100 bytes a second in each step."""
     found = forecast(PROBLEM, offload(["ram"] * 8))
     assert found.decode.seconds == pytest.approx(16)
     assert found.decode.rate == pytest.approx(1 / 16)
@@ -97,7 +100,10 @@ def test_a_forecast_is_the_long_run() -> None:
 
 
 def test_room_that_is_left_evens_out_segments_of_unequal_size() -> None:
-    """Every load is hidden by what is computed, but not each by the segment before it: two slots wait, four do not."""
+    """Computing hides all loads together, but not each load by the segment before it.
+
+    With two slots a step waits, with four it does not.
+    """
     assert MACHINE.accelerator is not None
     device = Accelerator(Rates(200.0, 1e12), 1000, DeviceLink(210.0, 200.0, piece=10))
     problem = replace(PROBLEM, machine=replace(MACHINE, accelerator=device))
@@ -148,7 +154,7 @@ def test_no_lane_is_busy_for_longer_than_a_step(memory: int, gpu_memory: int, sp
 
 
 def test_more_memory_helps_where_it_is_what_lacks() -> None:
-    """Half of it fits into RAM, and the disk is slow; the accelerator is too small for anything."""
+    """Half of the weights fit into RAM, the disk is slow, and the accelerator is too small for any segment."""
     assert MACHINE.accelerator is not None
     small = replace(MACHINE, memory=1100, accelerator=replace(MACHINE.accelerator, memory=1))
     problem = replace(PROBLEM, machine=small)

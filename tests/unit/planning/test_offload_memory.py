@@ -1,4 +1,4 @@
-"""The memory model: appendix B's cases by hand, and what a plan takes in all."""
+"""The memory model: the cases of appendix B by hand, and the total of a plan."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ STREAMED = offload(["ram"] * COUNT, ["accelerator"] * COUNT)
 
 
 def there(chosen: Offload, phase: RequestPhase) -> MemoryParts:
-    """The most that one phase takes of the accelerator's memory."""
+    """Return the most accelerator memory that one phase takes."""
     other = "decode" if phase == "prompt" else "prompt"
     alone = replace(chosen, **{other: ("host",) * COUNT})  # type: ignore[arg-type]
     return peaks(WORK, alone, REQUEST, Needs(TOKEN), CHUNK).accelerator
@@ -32,7 +32,7 @@ def there(chosen: Offload, phase: RequestPhase) -> MemoryParts:
     ("pipeline", "weights", "kv_layers"), [("performance", ATTENTION + FFN, 2), ("memory", FFN, 1)]
 )
 def test_appendix_b(pipeline: Pipeline, weights: int, kv_layers: int, phase: RequestPhase, tokens: int) -> None:
-    """With preloading W_mha + W_mlp + 2C/l, without the larger of both + C/l; activations of a chunk, or of a token."""
+    """With preloading W_mha + W_mlp + 2C/l, without it the larger of both + C/l; activations of a chunk or token."""
     found = there(replace(STREAMED, pipeline=pipeline), phase)
     assert found.slots == weights
     assert found.kv == kv_layers * C // LAYERS
@@ -51,7 +51,7 @@ def test_nothing_is_there_where_the_host_computes() -> None:
 
 
 def test_the_most_of_both_phases_counts_once() -> None:
-    """FFNs are taken up for prompts, attention for tokens: the slots are the larger ones."""
+    """Prompts copy FFN blocks, tokens copy attention: slots have the larger size."""
     ffn: list[Place] = ["host", "accelerator"] * LAYERS
     attention: list[Place] = ["accelerator", "host"] * LAYERS
     chosen = replace(STREAMED, prompt=tuple(ffn), decode=tuple(attention))

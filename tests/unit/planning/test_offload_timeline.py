@@ -1,4 +1,4 @@
-"""The timeline of two devices: by hand, against a plain telling of it, and its laws."""
+"""The timeline of a host and an accelerator, compared with figures by hand and with a simple simulation."""
 
 from dataclasses import replace
 from typing import Any
@@ -35,7 +35,7 @@ def test_all_on_the_accelerator_is_bytes_over_its_memory() -> None:
 
 
 def test_streaming_from_ram_takes_the_time_of_the_link() -> None:
-    """100 bytes take 0.5 s up, 300 take 1.5 s; computing the last, 0.3 s, is all that no load hides, once."""
+    """100 bytes take 0.5 s, 300 bytes 1.5 s. Only computing the last segment, 0.3 s, is not hidden by a load."""
     found = steps(layers(3), offload(["ram"] * 6, ["accelerator"] * 6), 3)
     assert sum(found) == pytest.approx(3 * 6 + 0.3)
 
@@ -46,7 +46,7 @@ def test_the_memory_pipeline_adds_what_the_other_hides() -> None:
 
 
 def test_from_disk_the_pieces_follow_one_another_up() -> None:
-    """300 bytes take 6 s from disk; the last piece of 10 bytes goes up 0.05 s later, then 0.3 s of computing."""
+    """300 bytes take 6 s from disk. The last piece of 10 bytes is copied 0.05 s later, then computing takes 0.3 s."""
     work = layers(1)
     found = steps(work, offload(["gpu", "disk"], ["accelerator"] * 2, pipeline="memory"), 1)
     assert found == pytest.approx([0.1 + 6 + 0.05 + 0.3])
@@ -59,7 +59,7 @@ def test_a_block_on_both_devices_takes_as_long_as_the_slower() -> None:
 
 
 def test_keys_and_values_go_up_before_attention_and_then_down() -> None:
-    """Ten tokens of 20 bytes: nine are loaded in 0.9 s, one is saved in 0.2 s; 0.2 s to read them all there."""
+    """Ten tokens of 20 bytes: nine are loaded in 0.9 s, one is saved in 0.2 s, and reading all takes 0.2 s."""
     work = layers(1, kv_token=20)
     size = StepSize(1, 1, 10)
     chosen = offload(["gpu"] * 2, pipeline="memory")
@@ -78,7 +78,7 @@ def test_a_layer_with_a_window_reads_no_more_than_that() -> None:
 
 
 def test_keys_and_values_are_not_loaded_before_they_are_saved() -> None:
-    """Saving takes so long that the next step's attention waits for it, and no longer."""
+    """Saving takes so long that the next step's attention waits exactly for it."""
     assert MACHINE.accelerator is not None
     link = replace(MACHINE.accelerator.link, down=1.0)
     machine = replace(MACHINE, accelerator=replace(MACHINE.accelerator, link=link))
@@ -89,7 +89,7 @@ def test_keys_and_values_are_not_loaded_before_they_are_saved() -> None:
 
 
 def test_what_passes_through_the_hosts_memory_shares_it() -> None:
-    """Half of what the host reads is read for the link as well, and then as much again comes from disk."""
+    """Streaming from RAM also reads the host's memory for the link. Streaming from disk also writes to it."""
     shared = replace(MACHINE, bus=100.0)
     assert steps(layers(3), offload(["ram"] * 6), 1, shared) == pytest.approx([12])
     half: list[Place] = ["accelerator", "host"] * 3
@@ -104,7 +104,7 @@ A_TIER: st.SearchStrategy[Tier] = st.sampled_from(TIERS)
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[NodeWork, Offload, dict[str, list[float]]]:
-    """A small model, any configuration of it, and any seconds for its tasks."""
+    """Draw a small model, a configuration of it, and the seconds of its tasks."""
     work = layers(draw(st.integers(1, 4)), draw(st.sampled_from([0, 8])), draw(st.sampled_from([1, 2, 3])))
     count = len(work.segments)
     residence: list[Tier] = draw(st.lists(A_TIER, min_size=count, max_size=count))

@@ -1,4 +1,4 @@
-"""The split arithmetic: contiguous, complete, close to the shares."""
+"""The arithmetic of splits: contiguous, complete, close to the shares."""
 
 import pytest
 from hypothesis import given

@@ -43,7 +43,7 @@ VARIES = {"model", "request", "machine", "measured", "use_percent", "gains", "re
 
 
 def chosen(fields: Any) -> Any:
-    """Return what was decided, of the fields of `--json`: without forecasts, and what they follow from."""
+    """Return the decisions among the fields of `--json`, without forecasts and inputs."""
     if isinstance(fields, dict):
         kept = {name: chosen(value) for name, value in fields.items() if name not in VARIES}
         return {name: value for name, value in kept.items() if value not in (None, {}, [])}

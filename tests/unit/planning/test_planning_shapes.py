@@ -1,4 +1,4 @@
-"""A model's shape is the same from its configuration alone as from its tensors, and no tensor is read for either."""
+"""A model's shape from its configuration equals the shape from its tensors, and no tensor is read for either."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What a node says of itself, and that a plan made by it is the one that the node then makes."""
+"""A node's profile: a plan that the master makes from it is the one that the node makes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_wishes_end_at_the_nodes_own_limits(asked: tuple[int, int], found: Profi
 
 
 def checked(plans: list[Assign], found: Profile) -> None:
-    """The master's check of `plans`, which it makes for itself and a worker of this profile."""
+    """Check `plans` as the master does, for itself and for a worker with this profile."""
     cluster: Any = SimpleNamespace(peers=lambda master: PEERS, hellos=[SimpleNamespace(profile=found)])
     pack: Any = SimpleNamespace(layers=(), config=SimpleNamespace(activation="silu"), path=Path("model"))
     Deployer(RunOptions("model"), cluster, pack, 64, Equipment(open_host()), lambda: None)._check_memory(plans)
@@ -75,7 +75,7 @@ def test_the_master_plans_with_the_workers_threads_and_memory(monkeypatch: pytes
 
 
 def fits(plan: Assign, size: int) -> bool:
-    """Whether the worker would take `plan` with two threads and `size` bytes."""
+    """Return True if the worker would accept `plan` with two threads and `size` bytes."""
     try:
         fit(node_plan(replace(plan, options=limit_options(OPTIONS, laptop(free=size)))))
     except PlanError:

@@ -1,4 +1,4 @@
-"""What people are shown of a run."""
+"""The report that a run prints."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def test_an_unmeasured_choice_says_so(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def report(steady: Steady) -> NodeReport:
-    """A node with 100 MiB planned, 60 of them for blocks."""
+    """Return the report of a node with 100 MiB planned, 60 MiB of them for blocks."""
     sizes = (0, 60 * MIB, 0, 100 * MIB, 0)
     return NodeReport(
         "laptop", 0, [[0, 2]], [0, 2], [0, 1], [0, 64], *sizes, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, steady

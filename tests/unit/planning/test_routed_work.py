@@ -1,4 +1,4 @@
-"""A token reads the experts that it chose, and the planner knows: by Mixtral's own shape."""
+"""The planner counts only the experts that a token chooses, with Mixtral's shape."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Figures and names as commands say them: no exponents, no address twice, heads and neurons rather than units."""
+"""Figures and names in messages: no exponents, no address twice, heads and neurons rather than units."""
 
 from pathlib import Path
 from types import SimpleNamespace

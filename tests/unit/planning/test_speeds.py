@@ -1,4 +1,4 @@
-"""What a node is taken to do in a second, before its blocks are placed."""
+"""The assumed speed of a node before its blocks are placed."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What `--stages` may say, and which layers and nodes it means."""
+"""The values of `--stages`, and the layers and nodes that they mean."""
 
 import pytest
 from hypothesis import given

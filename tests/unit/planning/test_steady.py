@@ -33,7 +33,7 @@ quick = settings(max_examples=150, deadline=None)
 
 
 def ring_of(layers: int, window: int) -> Ring:
-    """Everything streamed, exactly `window` blocks in memory."""
+    """Return a ring in which everything is streamed and exactly `window` blocks are in memory."""
     blocks = tuple(range(2 * layers))
     return Ring(window, blocks, (0,) * len(blocks), (window,) * len(blocks))
 
@@ -49,7 +49,7 @@ def test_time_per_layer_is_the_timelines(times: Times, window: int, layers: int)
 @quick
 @given(some_times, st.integers(1, 12))
 def test_proposition_3_needs_only_its_first_condition(times: Times, layers: int) -> None:
-    """Given (4), the paper's (5) or (6) holds for every prefix."""
+    """If (4) holds, then (5) or (6) of the paper holds for every prefix."""
     assume(is_loose(times))
     t_attn, t_ffn, t_ar = times.attention, times.ffn, times.allreduce
     tau_attn, tau_ffn = times.load_attention, times.load_ffn
@@ -83,7 +83,7 @@ def test_without_retention_the_loose_condition_decides(times: Times) -> None:
 @quick
 @given(slow_disks, st.integers(1, 4))
 def test_proposition_6(times: Times, retain: int) -> None:
-    """With a ring deep enough to carry T layers, one FFN kept in every T is enough exactly if it says so."""
+    """With a ring deep enough for T layers, one resident FFN block in T suffices exactly if the proposition says so."""
     layers = 4 * retain
     streamed = [b for b in range(2 * layers) if b % 2 == 0 or (b // 2) % retain != retain - 1]
     depth = 2 * retain + 2
@@ -96,7 +96,7 @@ def test_proposition_6(times: Times, retain: int) -> None:
 
 
 def test_the_papers_example_is_loose_but_not_tight() -> None:
-    """Attention loads quickly and FFN slowly: what one lacks, the other makes up for."""
+    """Attention loads quickly and FFN slowly; each makes up for the other."""
     times = Times(0.011, 0.017, 0.014, 0.018, 0.030)
     assert is_loose(times)
     assert not is_tight(times)
@@ -119,7 +119,7 @@ def test_advice_reaches_the_steady_state() -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_what_waits_is_not_advised(window: int) -> None:
-    """On the mean a window of one would do; now and then a load is late, and it waits."""
+    """By the means, a window of one would do; but sometimes a load is late, and the step waits."""
     sizes = [64 << 12, 128 << 12] * 16
     times = Times(0.010, 0.020, 0.050, 0.010, 0.020)
     late = replace(times, load_ffn=0.9).costs(16)
@@ -146,7 +146,7 @@ def test_no_advice_where_keeping_every_ffn_block_is_not_enough() -> None:
 def test_what_is_sufficient_without_a_window_hardly_waits(
     layers: int, pages: int, times_larger: int, busy: float, exchanging: float
 ) -> None:
-    """`busy`: the share of loading everything that a token is busy for; `exchanging`: exchanges' share of that."""
+    """`busy` is a token's busy time by the time of all loads; `exchanging` is the share of exchanges in it."""
     sizes = [pages << 14, times_larger * pages << 14] * layers
     disk, seconds = 1e9, busy * sum(sizes) / 1e9
     speeds = Speeds(disk, sum(sizes) / (seconds * (1 - exchanging)), seconds * exchanging / len(sizes))
@@ -178,14 +178,14 @@ SIZES = [64 << 12, 128 << 12] * 16
 
 
 def with_waits(costs: Costs, beside: OtherWaits) -> Costs:
-    """What is measured of `costs` where exchanges hold the waiting of others."""
+    """Return the measured `costs` if exchanges contain the waiting of other nodes."""
     exchange = [seconds + beside.others / len(costs.exchange) for seconds in costs.exchange]
     exchange[-1] += beside.own + beside.tail
     return replace(costs, exchange=exchange)
 
 
 def waits_with(report: SteadyReport, placement: Placement, costs: Costs) -> float:
-    """The share of a token that waits where the advice is followed, and nothing else waits any more."""
+    """Return the share of a token's time that is waiting, if the advice is followed and no other node waits."""
     if report.window:
         ring = place_window(placement.sizes, report.window, report.retain or 0).ring
     else:
@@ -205,7 +205,7 @@ milliseconds = st.integers(1, 40).map(lambda ms: ms / 1000)
 
 
 def loading(attention: float, ffn: float, allreduce: float, load: float) -> Times:
-    """Blocks of one disk: an FFN is twice as large as attention, as `SIZES` has it."""
+    """Return the load times of blocks on one disk: an FFN block is twice as large as attention, as in `SIZES`."""
     return Times(attention, ffn, allreduce, load, 2 * load)
 
 
@@ -220,7 +220,7 @@ def loading(attention: float, ffn: float, allreduce: float, load: float) -> Time
 def test_with_what_is_advised_nothing_waits_any_more(
     times: Times, tail: float, beside: OtherWaits, window: int, slower: float
 ) -> None:
-    """Whatever of the exchanges was waiting: for the head, between tokens, or for other nodes."""
+    """Whatever part of the exchanges was waiting: for the head, between tokens, or for other nodes."""
     costs, placement = replace(times, tail=tail).costs(16), place_window(SIZES, window)
     report = judge_streaming(placement, with_waits(costs, beside), other_waits=beside)
     if not report.steady:
@@ -228,7 +228,7 @@ def test_with_what_is_advised_nothing_waits_any_more(
 
 
 def test_the_heads_disk_time_is_no_time_that_hides_loads() -> None:
-    """It was taken for an exchange, so that a setting was advised that waits as soon as the head is in memory."""
+    """If it counted as an exchange, the advised setting would wait as soon as the head is in memory."""
     times = Times(0.0003, 0.0005, 0.0, 0.0012, 0.0035)
     beside, placement = OtherWaits(head=HEAD_S), place_window(SIZES, 2)
     measured = with_waits(times.costs(16), beside)
@@ -240,7 +240,7 @@ def test_the_heads_disk_time_is_no_time_that_hides_loads() -> None:
 
 
 def test_a_node_that_waits_for_its_head_alone_waits() -> None:
-    """The same window does, with memory for the head."""
+    """The advice is the same window, with memory for the head."""
     times = Times(0.01, 0.02, 0.005, 0.001, 0.002)
     beside = OtherWaits(head=HEAD_S)
     report = judge_streaming(place_window(SIZES, 2), with_waits(times.costs(16), beside), other_waits=beside)
@@ -258,7 +258,7 @@ def test_embedding_rows_are_in_memory_only_with_everything_else() -> None:
 
 
 def test_another_nodes_disk_is_neither_a_wait_nor_an_excuse() -> None:
-    """It hides loads for as long as the other waits; what is advised does not rely on that."""
+    """The wait for another node hides loads now, but the advice does not rely on it."""
     times = Times(0.001, 0.002, 0.001, 0.004, 0.008)
     beside = OtherWaits(tail=0.05, others=0.3)
     report = judge_streaming(place_window(SIZES, 1), with_waits(times.costs(16), beside), other_waits=beside)
@@ -286,12 +286,12 @@ def test_a_load_that_finds_the_disk_idle_takes_longer() -> None:
 
 
 def costs_of(costs: Costs, layers: int) -> Costs:
-    """The same for every layer."""
+    """Return costs that are the same for every layer."""
     return Costs(list(costs.compute) * layers, list(costs.exchange) * layers, list(costs.load) * layers, 0, costs.start)
 
 
 def test_slow_loads_stall_where_typical_ones_do_not() -> None:
-    """Every other token loads slowly: the median of each block's loads would predict that none ever waits."""
+    """Every other token loads slowly. The median of each block's loads would predict no waiting."""
     fast, slow = (Costs([1.0, 1.0], [2.0, 2.0], [load, load]) for load in (1.5, 4.0))
     assert replay(ring_of(1, 1), [fast, fast], 12).typical[1] == 0
     stalls = replay(ring_of(1, 1), [fast, slow], 12).stalls
@@ -302,7 +302,7 @@ def test_slow_loads_stall_where_typical_ones_do_not() -> None:
 
 
 def test_times_are_those_of_streamed_blocks() -> None:
-    """What was loaded once, at the start, says little of what loading takes now."""
+    """Blocks that were loaded once, at the start, say little about present load times."""
     costs = Costs([1.0, 2.0] * 2, [0.5] * 4, [4.0, 9.0, 6.0, 3.0])
     assert Times.of(costs) == Times(1.0, 2.0, 0.5, 5.0, 6.0)
     assert Times.of(costs, {0, 2, 3}) == Times(1.0, 2.0, 0.5, 5.0, 3.0)

@@ -1,4 +1,4 @@
-"""A run against its forecast: what is doubted, and what says too little."""
+"""A run compared with its forecast: when the forecast is doubted, and when the steps say too little."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ PREDICTED = step_seconds(PROBLEM, CHOSEN, StepSize(1, 1, 10))  # of a token with
 
 
 def doubts(seconds: Sequence[float], tokens: int = 1) -> bool:
-    """Whether a run of steps that took so long is followed by doubt."""
+    """Return True if steps of these durations make the run doubt its forecast."""
     found: list[bool] = []
     watch = StepWatch(PROBLEM, CHOSEN, lambda: found.append(True))
     for each in seconds:

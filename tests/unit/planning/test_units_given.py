@@ -1,4 +1,4 @@
-"""Amounts that a user gives: a number without a unit is refused with the units named, and so is what is not finite."""
+"""Amounts in options: a number without a unit is refused with a list of units, and so are infinity and NaN."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Flags of `tpi worker` that mean nothing are refused before anything is opened."""
+"""Flags of `tpi worker` without an effect are refused before anything is opened."""
 
 import pytest
 from click.testing import CliRunner

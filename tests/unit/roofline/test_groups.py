@@ -1,4 +1,4 @@
-"""The policies of a group's nodes: one size of micro-batch for all, that suits them together best."""
+"""The policies of a group's nodes: one micro-batch size for all, which suits all of them best."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tpi.errors import PlanError
 
 
 def slowest(nodes: list[BatchProblem], batch: int, parts: int) -> float | None:
-    """Seconds per sequence of the slowest node with so many sequences and micro-batches; None if one has no room."""
+    """Return the seconds per sequence of the slowest node; None if the sequences do not fit on all nodes."""
     found = []
     for problem in nodes:
         limits = replace(problem.limits, batch=batch, micro_batches=parts)

@@ -1,4 +1,4 @@
-"""Roofs of a hierarchy of memories, and where they cross: equations 4 to 11, on machines of the paper."""
+"""Roofs of a hierarchy of memories, and their crossings: equations 4 to 11, on machines of the paper."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ def test_the_levels_of_a_node() -> None:
 
 
 def test_attention_of_grouped_queries_stays_on_the_cpu() -> None:
-    """Figure 4: with keys and values of 16 bits, and of 4, its intensity is left of P1."""
+    """Figure 4: with keys and values of 16 or 4 bits, the intensity is left of P1."""
     points = L4.turning_points(0, 4.0, 1)
     assert points.move == pytest.approx(1.6e12 / 25e9)
     for intensity in (4.0, 16.0):
@@ -31,7 +31,7 @@ def test_attention_of_grouped_queries_stays_on_the_cpu() -> None:
 
 
 def test_neurons_are_worth_moving_for_large_batches_only() -> None:
-    """Figure 5: an expert of Mixtral in 16 bits, 2 of 8 experts a token: an intensity of a quarter for each token."""
+    """Figure 5: an expert of Mixtral in 16 bits, 2 of 8 experts a token: an intensity of 1/4 for each token."""
     own = 128 / 4  # of a micro-batch
     points = L4.turning_points(0, own, 1)
     assert points.move / 0.25 == pytest.approx(256)  # tokens

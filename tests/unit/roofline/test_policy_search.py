@@ -1,4 +1,4 @@
-"""The policy of a batch against every policy of a grid, on small machines."""
+"""The policy of a batch compared with all policies of a grid, on small machines."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -39,7 +39,7 @@ def allowed(problem: BatchProblem, policy: BatchPolicy) -> bool:
 
 
 def kv_shares(problem: BatchProblem, attention: bool, ffn: bool) -> list[float]:
-    """Of keys and values on the accelerator, which has them all where it attends, and some where it makes heads."""
+    """Return shares of keys and values on the accelerator: all if it attends, some if it computes heads."""
     every: list[float] = np.linspace(0, 1, (problem.limits.kv_heads or STEPS - 1) + 1).tolist()
     if attention:
         return every
@@ -47,7 +47,7 @@ def kv_shares(problem: BatchProblem, attention: bool, ffn: bool) -> list[float]:
 
 
 def every_policy(problem: BatchProblem, adds: bool) -> Iterator[BatchPolicy]:
-    """All that fit, on a grid of shares, with the accelerator or the host adding residual connections."""
+    """Yield all policies on a grid of shares that fit; the accelerator or the host adds residual connections."""
     most = problem.request.most
     sizes = [(batch, parts) for batch in range(1, most + 1) for parts in range(1, batch + 1)]
     shares = np.linspace(0, 1, STEPS)
@@ -85,7 +85,7 @@ def test_no_policy_of_the_grid_is_better(problem: BatchProblem, adds: bool) -> N
 def test_times_and_memories_are_affine_in_the_shares(
     problem: BatchProblem, places: list[int], parts: int, shares: list[float]
 ) -> None:
-    """A linear program knows them by their corners alone."""
+    """The linear program gets only their values at the corners."""
     attention, ffn, adds, divided = places
     base = PolicyPoint(5, parts, attention, ffn, adds=adds, divided=divided)
     corners = [base, replace(base, weights=1.0), replace(base, kv=1.0), replace(base, disk=1.0)]
@@ -105,7 +105,7 @@ def test_times_and_memories_are_affine_in_the_shares(
 
 @pytest.mark.parametrize(("preset", "micro_batch"), [("t4", 36), ("l4", 64)])
 def test_the_papers_setting_gets_the_papers_policy(preset: str, micro_batch: int) -> None:
-    """Attention on the CPU, experts on the GPU (section 4.2), in micro-batches of about its size (tables 4 and 5)."""
+    """Attention on the CPU, experts on the GPU (section 4.2), micro-batches of about its size (tables 4 and 5)."""
     problem = paper(preset, 504)
     found = best_policy(problem).policy
     assert (found.attention_there, found.ffn_there, found.weights_on_disk) == (False, True, 0)
@@ -117,7 +117,7 @@ def test_the_papers_setting_gets_the_papers_policy(preset: str, micro_batch: int
 
 @given(problems())
 def test_neurons_are_cut_where_the_link_needs_it_alone(problem: BatchProblem) -> None:
-    """Two calls in place of one are worth it where fewer bytes are; whatever is chosen fits, and is not slower."""
+    """Two calls instead of one pay off if fewer bytes are copied. The choice always fits, and is not slower."""
     try:
         policy = best_policy(problem).policy
     except PlanError:
@@ -135,7 +135,7 @@ def test_neurons_are_cut_where_the_link_needs_it_alone(problem: BatchProblem) ->
 
 
 def test_resident_weights_are_cut_only_on_a_slow_link() -> None:
-    """Of dense neurons; experts are cut anywhere."""
+    """Holds for dense neurons; blocks of experts may be cut anyway."""
     mixture = paper("t4", 504)
     neurons = replace(mixture.layer, ffn_bytes=mixture.layer.routed_bytes, ffn_weights=mixture.layer.routed_weights / 4)
     problem = replace(mixture, layer=replace(neurons, routed_bytes=0.0, routed_weights=0.0, experts=1, used=1))
@@ -153,7 +153,7 @@ def test_resident_weights_are_cut_only_on_a_slow_link() -> None:
 
 
 def test_a_fast_accelerator_with_the_kv_cache_attends_itself() -> None:
-    """Figure 10: with a slow CPU, and memory enough, keys and values stay on the accelerator."""
+    """Figure 10: with a slow CPU and enough memory, keys and values stay on the accelerator."""
     problem = paper("pc-high", 64, prompt=512)
     device = problem.machine.accelerator
     assert device is not None
@@ -170,7 +170,7 @@ def test_what_fits_nowhere_is_refused_with_a_way_out() -> None:
 
 
 def test_few_pairs_are_solved_for() -> None:
-    """A bound rules out the others: so a policy takes less than a second, where the paper has a minute."""
+    """A bound excludes the others, so a search takes less than a second; the paper reports a minute."""
     choice = best_policy(paper("t4", 4096))
     assert choice.compared > 1000
     assert choice.solved <= 3
@@ -179,7 +179,7 @@ def test_few_pairs_are_solved_for() -> None:
 
 @pytest.mark.parametrize("heads", [0, 1, 8])
 def test_few_pairs_are_solved_for_where_the_disk_decides(heads: int) -> None:
-    """Both memories together force a share of the weights to disk: where a bound knows, it tells pairs apart."""
+    """Both memories together leave a share of the weights on disk; the bound must know it to separate pairs."""
     problem = paper("rtx3060-laptop", 512)
     problem = replace(problem, limits=replace(problem.limits, kv_heads=heads))
     choice = best_policy(problem)
@@ -191,7 +191,7 @@ def test_few_pairs_are_solved_for_where_the_disk_decides(heads: int) -> None:
 
 @pytest.mark.parametrize("sharers", [SHARERS, 4 * SHARERS])
 def test_attention_on_the_host_takes_what_was_measured_of_it(sharers: int) -> None:
-    """Where it is slower than reading; and as much longer as more query heads share keys and values."""
+    """It may be slower than reading, by a factor that grows with the query heads that share keys and values."""
     problem, at = paper("l4", 100), PolicyPoint(100, 10, 0, 1)
     values = (problem.layer.heads - problem.layer.mixed) / 2
     layer = replace(problem.layer, kv_dtype="q8", mixed=sharers * values, heads=(sharers + 2) * values)
@@ -210,7 +210,7 @@ def test_attention_on_the_host_takes_what_was_measured_of_it(sharers: int) -> No
 
 @pytest.mark.parametrize(("preset", "most"), [("rtx3060-laptop", 512), ("t4", 2000)])
 def test_no_batch_size_between_those_compared_is_better(preset: str, most: int) -> None:
-    """With so many requests not every batch is compared; more requests are never answered more slowly."""
+    """With many requests not every batch size is compared. More requests are never answered more slowly."""
     problem = paper(preset, most)
     best = best_policy(problem).policy
     fastest = throughput(problem, best)
@@ -222,7 +222,7 @@ def test_no_batch_size_between_those_compared_is_better(preset: str, most: int) 
 
 
 def test_layers_with_a_window_attend_to_no_more_than_that() -> None:
-    """Every other layer of gpt-oss has one of 128 tokens; all of a sequence's pages cross nevertheless."""
+    """Every other layer of gpt-oss has a window of 128 tokens; all pages of a sequence are copied nevertheless."""
     full = paper("t4", 64, 4000)
     some = replace(full, layer=replace(full.layer, windows=(128, 0) * (full.layer.layers // 2)))
     context = full.request.context
@@ -237,7 +237,7 @@ def test_layers_with_a_window_attend_to_no_more_than_that() -> None:
 
 
 def test_divided_keys_and_values_share_work_and_memory() -> None:
-    """The host attends with the half that is in RAM, what crosses is half, and the accelerator has a call more."""
+    """The host attends with the half in RAM, half of the bytes are copied, and the accelerator makes one more call."""
     problem = paper("l4", 100, layer=LLAMA)
     layer, device = problem.layer, problem.machine.accelerator
     assert device is not None

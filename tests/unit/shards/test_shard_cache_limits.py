@@ -1,4 +1,4 @@
-"""What a shard cache removes, and what it never does: partial images left behind, what is over the limit or in use."""
+"""What a shard cache removes (partial images left behind, images over the limit) and never removes (images in use)."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The one memory of slots under random holds, predictions, failures and ends, with each policy."""
+"""The slot cache under random holds, predictions, failures and ends, with each policy."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ HALF = -2  # what memory holds while it is written
 
 
 class Memory(Source):
-    """A source that writes each unit's number to its place, in two steps, and fails on request."""
+    """A source that writes each unit's number to its slot, in two steps, and fails on request."""
 
     def __init__(self, size: int) -> None:
         self.cells = np.full(size, -1)
@@ -45,7 +45,7 @@ class Memory(Source):
 
 
 class Equal(PriorityShelf[Any]):
-    """Equal slots, evicted by worth."""
+    """A shelf of equal slots, evicted by priority."""
 
     def targets(self, load: Load) -> list[tuple[int, int]]:
         return list(zip(load.units.tolist(), load.slots.tolist(), strict=True))
@@ -55,7 +55,7 @@ class Equal(PriorityShelf[Any]):
 
 
 class Cyclic(CyclicShelf):
-    """A ring, in pages."""
+    """A shelf that is a ring, in pages."""
 
     def __init__(self, ring: Ring, sizes: list[int]) -> None:
         super().__init__(ring)

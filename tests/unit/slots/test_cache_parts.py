@@ -14,7 +14,7 @@ from scheduler.slots.workers import Readers
 
 
 class Ended:
-    """A shelf that takes note of the loads that end."""
+    """A shelf that records the loads that end."""
 
     def __init__(self) -> None:
         self.units: list[Any] = []
@@ -41,7 +41,7 @@ def test_each_part_of_each_load_is_filled() -> None:
 
 
 class Late(Source):
-    """A source that fails once it is told to."""
+    """A source that fails once a test says so."""
 
     def __init__(self) -> None:
         self.told = Event()

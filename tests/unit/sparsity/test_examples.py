@@ -1,4 +1,4 @@
-"""What predictors learn from: whose input goes with whose activity, in memory and in files; which models have any."""
+"""Training examples of predictors: which input belongs to which activity, in memory and in files."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ BAMBOO = {"architectures": ["BambooForCausalLM"], "model_type": "bamboo", "hidde
 
 
 class Stopped(BaseException):
-    """As a kill would."""
+    """Stops the command as a kill would."""
 
 
 def stop_after(sequences: int) -> Progress:
@@ -99,7 +99,7 @@ def test_activations_that_are_never_0_are_refused(tiny_pack: Callable[..., Pack]
 
 
 def test_with_drelu_gate_and_up_decide(tmp_path: Path) -> None:
-    """The trained model's weights as Bamboo has them: about half of what the gate lets through."""
+    """The trained model's weights as in Bamboo: about half of the neurons with a positive gate are active."""
     directory, kernels = write_trained(tmp_path / "bamboo"), open_kernels()
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | BAMBOO))

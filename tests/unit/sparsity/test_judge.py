@@ -1,4 +1,4 @@
-"""Whether sparsity pays is decided by what was measured, by turns."""
+"""The judge of sparsity: it compares measured times of steps in turns."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from worker.neurons.judge import SHORT, TURNS, SparsityJudge, measure_limit
 
 
 def steps(judge: SparsityJudge, dense: float, sparse: float, tokens: int = 1, count: int = 4 * TURNS) -> list[bool]:
-    """Steps of so many seconds with all neurons and with those predicted; which of them were predicted."""
+    """Run steps with given seconds, with all neurons and with predicted ones; return which steps were predicted."""
     taken = []
     for _ in range(count):
         judge.begin()

@@ -1,4 +1,4 @@
-"""Predictors of active neurons: what they compute, what they take, and files that are as they were or refused."""
+"""Predictors of active neurons: their results, their sizes, and files that are read exactly or refused."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Renumbering: a permutation, fair to nodes, hot first, co-active neurons together."""
+"""Renumbering: a permutation, fair to nodes, hot neurons first, co-active neurons together."""
 
 from pathlib import Path
 

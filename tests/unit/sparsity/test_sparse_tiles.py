@@ -1,4 +1,4 @@
-"""Neurons that are predicted once for a block, and computed in the tiles in which they lie."""
+"""Neurons that are predicted once for a block, and computed in their tiles."""
 
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ NEURONS = 32 * UNITS
 
 @dataclass
 class Named:
-    """Says that some neurons are active, and counts how often it is asked."""
+    """A predictor that names set neurons, and counts its calls."""
 
     active: np.ndarray
     asked: int = 0

@@ -1,4 +1,4 @@
-"""Predictors are trained: as wide as a layer needs, within the bytes allowed; on the trained model as good as asked."""
+"""The training of predictors: as wide as a layer needs, within the allowed bytes, and as good as required."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ LIMIT = 0.06  # of the pack's bytes
 
 
 def made(layer: int, rank: int, tokens: int = 2000, neurons: int = 96, hidden: int = 64) -> LayerExamples:
-    """A layer whose gates have a rank, and one active neuron in six."""
+    """Return examples of a layer whose gates have a given rank, with one active neuron in six."""
     random = np.random.default_rng(layer)
     x = random.standard_normal((tokens, hidden)).astype(np.float32)
     gates = random.standard_normal((neurons, rank)) @ random.standard_normal((rank, hidden))
@@ -35,7 +35,7 @@ def made(layer: int, rank: int, tokens: int = 2000, neurons: int = 96, hidden: i
 def trained(
     examples: dict[int, LayerExamples], most_bytes: float, recipe: TrainingRecipe
 ) -> dict[int, TrainedPredictor]:
-    """They learn from the first six sevenths, and are chosen on the last."""
+    """Return predictors trained on the first six sevenths of the examples, and selected on the last."""
     seen = {at: len(one) * 6 // 7 for at, one in examples.items()}
     learned = {at: one.part(0, seen[at]) for at, one in examples.items()}
     validation = {at: one.part(seen[at], len(one)) for at, one in examples.items()}

@@ -1,4 +1,4 @@
-"""Profiles: what is counted, what is kept, and the figures that follow."""
+"""Profiles: what is counted, what is stored, and the figures that follow."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ from tpi.sparsity.usage import Active, NeuronProfile, cumulative, hot_share, loa
 
 
 def drawn(tokens: int, seed: int = 0) -> Active:
-    """Two layers of 13 neurons; those of the second are active one place further on."""
+    """Return two layers of 13 neurons; in the second, each active neuron has the next number."""
     first = np.random.default_rng(seed).random((tokens, 13)) < np.linspace(0.9, 0.05, 13)
     return np.stack([first, np.roll(first, 1, axis=1)])
 

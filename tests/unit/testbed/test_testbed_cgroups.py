@@ -1,4 +1,4 @@
-"""Limits of devices: what is written where for cgroups of version 1 and 2, and that the kernel keeps to it."""
+"""Limits of devices: the files written for cgroups of versions 1 and 2, and that the kernel enforces them."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ LIMITED = Host("shelf", cpu=0.2, memory=300 << 20, disk=50e6)
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Path:
-    """Directories where a kernel would have its controllers."""
+    """Return directories like a kernel's cgroup controllers."""
     for name in ("cpu", "memory", "blkio"):
         (tmp_path / name).mkdir()
     return tmp_path

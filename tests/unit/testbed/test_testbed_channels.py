@@ -11,7 +11,7 @@ from tpi.topology.topology import Host, HostLink, Router, Topology
 
 
 def drain(emulator: Emulator) -> list[tuple[float, int, bytes]]:
-    """Everything under way, called at the times at which the emulator asks to be called."""
+    """Return all packets in transit, polling when the emulator asks for it."""
     arrived = []
     while emulator.next_event() != float("inf"):
         arrived += emulator.due(emulator.next_event())
@@ -106,7 +106,7 @@ TRAFFIC = st.lists(
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])  # on a busy host
 @given(TRAFFIC)
 def test_nothing_is_early_lost_or_out_of_order(traffic: list[tuple[float, int, int, int]]) -> None:
-    """On uneven links, between all devices, polled only when the emulator asks for it or a packet leaves."""
+    """On uneven links, between all devices, polled only when the emulator asks or a packet leaves."""
     topology = load_topology("paper-4-laptops")
     names = [device.name for device in topology.devices]
     emulator = Emulator(topology)

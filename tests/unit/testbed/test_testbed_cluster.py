@@ -1,4 +1,4 @@
-"""Ending a testbed's run: a signal is heard whatever becomes of the exception that it raises."""
+"""Ending a run of the testbed: a signal is noticed, whatever happens to the exception that it raises."""
 
 import signal
 import subprocess
@@ -14,7 +14,7 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
 
 
 class FakeBed:
-    """A testbed of one device, on which programs are children of this process."""
+    """A testbed of one device whose programs are children of this process."""
 
     topology = SimpleNamespace(devices=[SimpleNamespace(name="device1")])
 
@@ -22,17 +22,17 @@ class FakeBed:
         self.started: list[subprocess.Popen[Any]] = []
 
     def popen(self, device: str, command: list[str], env: dict[str, str]) -> "subprocess.Popen[Any]":
-        """See `testbed.launch.Testbed.popen`."""
+        """Start a program as `testbed.launch.Testbed.popen` does."""
         self.started.append(subprocess.Popen(command, env=env))
         return self.started[-1]
 
     def ended(self) -> bool:
-        """See `testbed.launch.Testbed.ended`."""
+        """Return False: this testbed does not end by itself."""
         return False
 
 
 class Struck:
-    """An object in whose destructor this process gets a signal: Python prints what that raises, and goes on."""
+    """An object in whose destructor this process gets a signal; Python prints the exception and continues."""
 
     def __del__(self) -> None:
         signal.raise_signal(signal.SIGTERM)
@@ -51,7 +51,7 @@ def test_a_signal_whose_exception_is_dropped_ends_the_run() -> None:
 
 
 def test_a_process_that_ignores_its_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock is as an exception leaves it that strikes between taking it and giving it back."""
+    """The lock is in the state that an exception leaves between taking and releasing it."""
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     process: Any = subprocess.Popen([sys.executable, "-c", f"{deaf}; print(flush=True); time.sleep(1000)"], stdout=-1)
     process.stdout.readline()

@@ -1,4 +1,4 @@
-"""Topology files: units, the strict schema and what its complaints name, and the ones that ship."""
+"""Topology files: units, the strict schema and its error messages, and the files that ship with TPI."""
 
 import pytest
 

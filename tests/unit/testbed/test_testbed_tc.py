@@ -1,4 +1,4 @@
-"""What the tc backend asks of the kernel, against a golden file; and for real as far as a kernel without netem goes."""
+"""The requests of the tc backend to the kernel, compared with a stored file, and made as far as the kernel allows."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ links:
 
 
 def asked(topology: Topology) -> list[dict[str, Any]]:
-    """Each request of the plan, and for the queueing disciplines also the bytes that go to the kernel."""
+    """Return each request of the plan; for queueing disciplines also the bytes for the kernel."""
     from testbed.network.tc import kernel_requests
 
     return [

@@ -51,7 +51,7 @@ def test_answers_advance_and_short_prompts_pass_long_ones() -> None:
 
 @given(st.integers(64, 512), st.integers(1, 8), st.integers(200, 4000))
 def test_answers_wait_about_as_long_at_the_end_of_a_long_prompt(chunk: int, answers: int, even: int) -> None:
-    """Far under two chunks of it, in tokens, and in what these cost where each attends to all before."""
+    """Far less than two chunks of it, in tokens and in the time of tokens that attend to all earlier ones."""
     batcher, long = Batcher(PagePool(200), chunk, even), Sequence(0, [1] * 4000)
     others, costs = [Sequence(1 + number, [1]) for number in range(answers)], list[float]()
     while long.pending:
@@ -88,7 +88,7 @@ def test_no_page_is_given_twice_and_all_come_back(lengths: list[int]) -> None:
 
 
 class Pages(RuleBasedStateMachine):
-    """Sequences that grow, share and shrink, on the master and as a node hears of it."""
+    """Sequences that grow, share pages and shrink, on the master and as a node is told of them."""
 
     def __init__(self) -> None:
         super().__init__()

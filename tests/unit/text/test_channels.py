@@ -1,4 +1,4 @@
-"""Harmony: thinking, calls and answers of gpt-oss taken apart, however the text comes in pieces."""
+"""Harmony: reasoning, calls and answers of gpt-oss are separated, however the text is cut into pieces."""
 
 import re
 from pathlib import Path
@@ -32,7 +32,7 @@ OTHER = '<|start|>assistant to=functions.weather<|channel|>commentary json<|mess
 
 
 def pieces(text: str) -> list[Piece]:
-    """What the parser makes of `text`, character by character and control token by control token, joined."""
+    """Return the parser's output for `text`, fed by characters and control tokens, with neighbouring parts joined."""
     parser, found = HarmonyParser(NoTools()), list[Piece]()
     for token in _TOKENS.findall(text):
         found += parser.push(token)
@@ -49,7 +49,7 @@ def pieces(text: str) -> list[Piece]:
 
 
 def shown(tokens: list[str]) -> tuple[str, str]:
-    """What people see, and what of it is the answer."""
+    """Return the text that users see, and the part of it that is the answer."""
     channels = ShownChannels()
     text = "".join(map(channels.push, tokens)) + channels.flush()
     return text, channels.said
@@ -88,7 +88,7 @@ def test_people_see_thinking_between_tags() -> None:
 @given(st.lists(st.sampled_from([*SPELLED, "analysis", "final", " to=functions.f", "{}", "word", " "]), max_size=12))
 @settings(max_examples=200, deadline=None)
 def test_nothing_breaks_it(tokens: list[str]) -> None:
-    """No control token is ever shown, and pieces of any size come to the same."""
+    """No control token is ever shown, and pieces of any size give the same."""
     text, said = shown(tokens)
     assert not any(marker in text for marker in ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|return|>"))
     assert text.endswith(said) or "<think>" in text
@@ -123,7 +123,7 @@ def test_templates_and_tokens() -> None:
 
 @pytest.fixture
 def harmonious(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tokenizer:
-    """The tiny tokenizer with the control tokens of Harmony, as it is packed."""
+    """Return the tiny tokenizer with the control tokens of Harmony, as in a pack."""
     template = "{{ '<|start|>user<|message|>' + messages[0].content + '<|end|>' }}<|start|>assistant"
     monkeypatch.setattr(models, "SPECIAL", (*models.SPECIAL, *SPELLED))
     monkeypatch.setattr(models, "TEMPLATE", template + "{% if false %}<|channel|><|return|><|call|>{% endif %}")

@@ -1,4 +1,4 @@
-"""Control tokens come from the template alone, whatever it does with a text and whatever the tokenizer does with it."""
+"""Control tokens come only from the template, whatever the template or the tokenizer does with a text."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -45,14 +45,14 @@ def prefixed() -> FastTokenizer:
 
 
 def composed() -> FastTokenizer:
-    """Full-width brackets become plain ones before tokens are found."""
+    """Return a tokenizer that replaces full-width brackets by plain ones before it finds tokens."""
     fast = bytes_of()
     fast.normalizer = normalizers.NFKC()
     return fast
 
 
 def pieces() -> FastTokenizer:
-    """SentencePiece with bytes for other characters, and a blank before each text."""
+    """Return a SentencePiece tokenizer with byte fallback that puts a blank before each text."""
     vocab = {
         piece: number
         for number, piece in enumerate(["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *ALPHABET])
@@ -63,13 +63,13 @@ def pieces() -> FastTokenizer:
 
 
 def unigram() -> FastTokenizer:
-    """Every token is in the model's own vocabulary, the controls as the likeliest."""
+    """Return a tokenizer whose own vocabulary has every token, with control tokens as the likeliest."""
     scores = [("<unk>", 0.0), *((token, 0.0) for token in (*SPECIAL, *PLAIN)), *((one, -5.0) for one in ALPHABET)]
     return FastTokenizer(models.Unigram(scores, unk_id=0))
 
 
 def words() -> FastTokenizer:
-    """Words, of which the controls are some."""
+    """Return a tokenizer of words, some of which are control tokens."""
     fast = FastTokenizer(
         models.WordLevel({"<unk>": 0, **{one: at + 1 for at, one in enumerate((*SPECIAL, *PLAIN, "a"))}}, "<unk>")
     )

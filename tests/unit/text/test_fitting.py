@@ -1,4 +1,4 @@
-"""Conversations are made to fit a chat template: what it has no turn for is said in another one."""
+"""Conversations are fitted to a chat template: a message without a place of its own joins another turn."""
 
 import json
 from collections.abc import Mapping
@@ -101,7 +101,7 @@ RESULT = {"role": "tool", "tool_call_id": "call_0123456789", "content": "rain"}
 
 
 class InProcess:
-    """A chat template that is rendered in this process: starting another takes longer than these tests."""
+    """A chat template that is rendered in this process, because starting another process takes too long here."""
 
     def __init__(self, source: str, model: str, special: Mapping[str, str]) -> None:
         self._model, self._work = model, open_work({"source": source, "special": dict(special)})

@@ -1,4 +1,4 @@
-"""Text in templates knows where it came from, through everything that a template does with it."""
+"""Text in templates keeps the mark of its origin through everything that a template does with it."""
 
 from collections.abc import Callable, Mapping
 from functools import reduce
@@ -41,7 +41,7 @@ LOSSY = ("urlencode", "striptags", "format()", "| format", "| first", "| last") 
 
 
 def plainly(source: str, names: Mapping[str, Any]) -> str:
-    """What Hugging Face's own way writes, without marks."""
+    """Render a template as Hugging Face's library does, without marks."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value, **given: str(_to_json(value, **given))
     return environment.from_string(source).render(**names)

@@ -1,4 +1,4 @@
-"""Whatever is printed gives no orders to a terminal, by whichever library it is printed."""
+"""Printed text cannot control a terminal, whichever library prints it."""
 
 import io
 import json
@@ -36,7 +36,7 @@ def test_json_says_the_same_in_escapes() -> None:
 
 
 def filtered(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What is printed to stderr from now on, in a process whose output is filtered."""
+    """Return what a process with filtered output prints to stderr from now on."""
     shown = io.StringIO()
     monkeypatch.setattr(sys, "stderr", FilteredStream(shown, wrap=True))
     return shown

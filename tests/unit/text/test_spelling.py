@@ -1,4 +1,4 @@
-"""Tokens as bytes: together they are the text, alone they may be part of a character, and no blank is lost."""
+"""Tokens as bytes: all together they are the text, one may be a part of a character, and no blank is lost."""
 
 import pytest
 from hypothesis import given, settings

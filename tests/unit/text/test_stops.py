@@ -1,4 +1,4 @@
-"""Stop texts never leak, whatever pieces they arrive in."""
+"""Stop texts are never shown, whatever pieces they arrive in."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Chat templates: Hugging Face's helpers work, and whatever a template does ends soon, small, and in one sentence."""
+"""Chat templates: Hugging Face's helpers work, and a malicious template ends soon, in little memory, with an error."""
 
 import errno
 import os
@@ -158,7 +158,7 @@ def test_one_child_renders_until_it_is_closed(template: ChatTemplate) -> None:
 
 
 def test_the_child_ends_with_its_parent() -> None:
-    """Its standard input ends with the parent, which says nothing."""
+    """The child's standard input ends when the parent does, without a message."""
     code = (
         "import os, psutil; from master.text.templates.template import ChatTemplate; "
         "t = ChatTemplate('x', 'tiny'); t.render([], {}); print(psutil.Process().children()[0].pid, flush=True); "
@@ -218,5 +218,5 @@ def test_memory_is_watched_where_the_system_does_not_limit_it(monkeypatch: pytes
 
 
 def test_real_templates_render() -> None:
-    """The tiny models' own."""
+    """The templates of the tiny models."""
     assert render(TEMPLATE) == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"

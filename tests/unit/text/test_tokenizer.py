@@ -1,4 +1,4 @@
-"""Token ids and text: what a user types is text, and no part of an answer is lost at its end."""
+"""Token ids and text: a user's text never becomes control tokens, and no part of an answer is lost at its end."""
 
 import re
 from collections.abc import Callable

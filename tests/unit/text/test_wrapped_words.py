@@ -19,7 +19,7 @@ TEXT = (
 
 
 def in_pieces(text: str, width: int, seed: int) -> str:
-    """`text` as it is shown if it comes in pieces of 1 to 6 characters."""
+    """Return `text` as it is shown if it arrives in pieces of 1 to 6 characters."""
     chance, wrap, shown, at = random.Random(seed), WordWrap[None](lambda: width), "", 0
     while at < len(text):
         size = chance.randint(1, 6)

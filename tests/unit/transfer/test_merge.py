@@ -1,4 +1,4 @@
-"""Rings of several memories as one: the order of use, nothing overwritten, and every loading order that may be."""
+"""Rings of several memories as one: the order of use, no overwritten use, and every possible order of loads."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ from tpi.devices.pages import PAGE
 
 @st.composite
 def rings(draw: st.DrawFn) -> tuple[list[int], list[int], list[Ring]]:
-    """Sizes of segments, each one's card, and the ring of each card, of which some have nothing."""
+    """Draw the sizes of segments, the card of each, and the ring of each card; some cards have no segments."""
     sizes = [PAGE * draw(st.integers(1, 4)) for _ in range(draw(st.integers(1, 12)))]
     cards = [draw(st.integers(0, 2)) for _ in sizes]
     depth = draw(st.integers(1, 4))
@@ -35,7 +35,7 @@ def test_segments_follow_in_order_in_slots_of_their_own_ring(
 def test_no_use_overlaps_another_or_waits_for_a_later_one(
     case: tuple[list[int], list[int], list[Ring]],
 ) -> None:
-    """Opened as far as it goes before every hold, uses that are there overlap nowhere, and the next one is there."""
+    """Before every hold, loads run as far as they can: loaded uses do not overlap, and the next use is loaded."""
     sizes, cards, parts = case
     ring = merge_rings(parts, sizes)
     cycle, period = Cycle(ring), len(ring.blocks)

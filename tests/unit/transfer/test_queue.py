@@ -1,4 +1,4 @@
-"""The queue of transfers: what starts when, what fails with what, and that nothing is left when it is closed."""
+"""The queue of transfers: which transfer starts when, which ones fail with another, and a clean close."""
 
 import threading
 from contextlib import closing
@@ -14,7 +14,7 @@ PATIENCE = 20  # seconds that a test waits before it fails
 
 
 class Gate:
-    """A call that says when it began and goes on when it is let."""
+    """A call that reports its beginning and continues when a test says so."""
 
     def __init__(self) -> None:
         self.began, self.opened = Event(), Event()

@@ -1,4 +1,4 @@
-"""Weights, keys and values on their way, in 200 drawn timings: what is computed with is what should be there."""
+"""Transfers of weights, keys and values in 200 drawn timings: computations always use the right data."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -31,7 +31,7 @@ F32 = npt.NDArray[np.float32]
 
 @contextmanager
 def ring_of(seed: int, device: Shuffled, queue: TransferQueue) -> Iterator[tuple[DeviceRing, list[Bytes]]]:
-    """A ring of one neighbour or more, over segments of some pages, each filled with its number."""
+    """Yield a ring of drawn depth over segments of some pages, and the bytes of each segment: its number."""
     random = Random(seed)
     sizes = [PAGE * random.randint(1, 4) for _ in range(SEGMENTS)]
     weights = [np.full(size, number + 1, np.uint8) for number, size in enumerate(sizes)]
@@ -72,7 +72,7 @@ def test_nothing_computes_with_a_segment_that_is_half_there(seeds: range) -> Non
 
 @pytest.mark.parametrize("seed", range(60))
 def test_two_rings_in_one_place_take_turns(seed: int) -> None:
-    """What one has loaded ahead is forgotten when the other begins, and neither computes with the other's bytes."""
+    """What one ring has loaded ahead is dropped when the other begins, and neither uses the other's bytes."""
     random = Random(seed)
     with Shuffled(native, seed) as device, closing(TransferQueue()) as queue:
         sizes = [PAGE * random.randint(1, 4) for _ in range(SEGMENTS)]
@@ -100,7 +100,7 @@ def test_two_rings_in_one_place_take_turns(seed: int) -> None:
 
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 20] for at in range(0, 100, 20)], ids=str)
 def test_two_cards_take_from_one_reader_in_the_order_of_use(seeds: range) -> None:
-    """What the tier below streams is taken one after the other, whichever card is ahead, also when a step broke off."""
+    """Streamed segments are read in the order of use, whichever card is ahead, also after an aborted step."""
     for seed in seeds:
         random = Random(seed)
         sizes = [PAGE * random.randint(1, 4) for _ in range(SEGMENTS)]
@@ -131,7 +131,7 @@ def test_two_cards_take_from_one_reader_in_the_order_of_use(seeds: range) -> Non
 
 
 class Reader:
-    """A tier below that has one reader: it says what it was asked for, and whether two asked at once."""
+    """A tier below with one reader; records its requests, and whether two came at once."""
 
     def __init__(self) -> None:
         self.taken: list[int] = []
@@ -165,7 +165,7 @@ def ring_of_two(
 
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 20] for at in range(0, len(SEEDS), 20)], ids=str)
 def test_no_load_of_keys_and_values_overtakes_a_save_of_them(seeds: range) -> None:
-    """Steps append a number to every sequence; attention must see all that was appended before, in every layer."""
+    """Steps append a number to every sequence. In every layer, attention must read all numbers appended before."""
     for seed in seeds:
         random = Random(seed)
         with Shuffled(native, seed) as device, closing(TransferQueue()) as queue:
@@ -195,12 +195,12 @@ def kept_pages(device: Shuffled, queue: TransferQueue, layers: range, stages: in
 
 
 def table(sequence: int) -> npt.NDArray[np.int32]:
-    """The pages of a sequence, neither in order nor neighbours."""
+    """Return the pages of a sequence, neither in order nor next to each other."""
     return np.array(range(POOL)[::-1][sequence::2], np.int32)
 
 
 def batch_of(shown: dict[int, list[int]], random: Random) -> Batch:
-    """Some more tokens of one or both sequences."""
+    """Return some more tokens of one or both sequences."""
     chosen = [sequence for sequence in shown if random.random() < 0.8] or [0]
     counts = [random.choice([1, 1, PAGE_TOKENS // 3]) for _ in chosen]
     positions = [len(shown[s]) + at for s, count in zip(chosen, counts, strict=True) for at in range(count)]
@@ -212,7 +212,7 @@ def batch_of(shown: dict[int, list[int]], random: Random) -> Batch:
 def attended(
     device: Shuffled, pages: StagedPages, layer: int, batch: Batch, step: int
 ) -> Pending[dict[int, list[int]]]:
-    """Start what attention does: see what every sequence has, and append to it."""
+    """Start a call like attention: read every sequence, and append to it."""
     with pages.hold(layer, batch) as (keys, values):
 
         def attend() -> dict[int, list[int]]:
@@ -231,7 +231,7 @@ def attended(
 
 
 def stored(cache: npt.NDArray[np.generic], pages: npt.NDArray[np.int32], count: int) -> list[int]:
-    """The first `count` numbers that stand in these pages."""
+    """Return the first `count` numbers in these pages."""
     return [int(value) for value in cache[pages].reshape(-1)[:count]]
 
 

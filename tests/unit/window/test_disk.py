@@ -1,4 +1,4 @@
-"""Reading past the page cache: whole, short, missing and failing files; speed limits; what is remembered of a disk."""
+"""Reading past the page cache: whole, short, missing and failing files; speed limits; a disk's remembered speed."""
 
 import errno
 import json
@@ -81,7 +81,7 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path, direct: bool) -> None
 
 
 class Failing(MemoryDisk):
-    """Fails its first `faults` reads."""
+    """A disk whose first `faults` reads fail."""
 
     def __init__(self, faults: int, number: int = errno.EIO) -> None:
         super().__init__({Path("block.shard"): CONTENT})
@@ -122,7 +122,7 @@ def test_without_direct_reads_files_are_read_through_the_cache(file: Path, monke
 def test_memory_mapped_by_a_driver_is_filled_by_the_kernel(
     file: Path, monkeypatch: pytest.MonkeyPatch, everywhere: bool
 ) -> None:
-    """Other memory is still read into directly; memory that cannot be written at all is an error."""
+    """Other memory is still read into directly. Memory that cannot be written raises an error."""
     flags: list[int] = []
 
     def read(path: Path, offset: int, into: Bytes, flag: int) -> int:
@@ -155,7 +155,7 @@ def _refusing_open(path: str, flags: int, mode: int = 0o777) -> int:
 
 
 def test_a_throttled_disk_keeps_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock that only sleeping moves: reads one after the other, and one after an idle second."""
+    """On a clock that only sleeping advances: reads in a row, and a read after an idle second."""
     now = 0.0
 
     def sleep(seconds: float) -> None:
@@ -190,14 +190,14 @@ def test_what_was_measured_is_remembered(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The speeds that the next measurements find, in order."""
+    """Replace measurements; the list has the speeds that the next ones find."""
     found: list[float] = []
     monkeypatch.setattr("scheduler.storage.tune.measure_disk", lambda extents: DiskSpeed(1 << 20, 2, found.pop(0)))
     return found
 
 
 def big(folder: Path) -> Path:
-    """A file that is large enough to be measured with."""
+    """Return a file that is large enough to measure with."""
     path = folder / "big.shard"
     path.write_bytes(bytes(33 << 20))
     return path

@@ -1,4 +1,4 @@
-"""A window whose placement is replaced between two steps: the same bytes, no more memory, and a failure is got over."""
+"""A window whose placement is replaced between two steps: the same bytes, no more memory, recovery from a failure."""
 
 from pathlib import Path
 

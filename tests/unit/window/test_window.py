@@ -1,4 +1,4 @@
-"""Holding blocks: contents, budgets, failures, what is counted, and that nothing is left running."""
+"""Holding blocks: contents, budgets, failures, counts, and a clean close."""
 
 import gc
 import threading
@@ -248,7 +248,7 @@ def test_close_joins_every_thread_and_ends_a_waiting_hold() -> None:
 
 
 def test_a_closed_window_gives_its_memory_back_at_once() -> None:
-    """Without the collector of cycles: another window takes its place, and `--memory` has no room for both."""
+    """Memory is free without garbage collection, because `--memory` has no room for two windows."""
     files, extents = make_blocks(SIZES)
     taken: list[ReferenceType[Bytes]] = []
 
@@ -312,7 +312,7 @@ def test_a_node_that_has_nothing_of_a_block() -> None:
 
 
 class AskedDisk(CountingDisk):
-    """Reads once for each wait that begins; one reader."""
+    """A disk with one reader that reads once for each wait that begins."""
 
     def __init__(self, files: dict[Path, bytes], chunk: int) -> None:
         super().__init__(files, chunk, threads=1)
@@ -327,7 +327,7 @@ class AskedDisk(CountingDisk):
 def test_a_followed_block_comes_in_parts_of_the_wanted_size(
     least: int, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a block that is read in five parts of two pages, the last of one."""
+    """The block is read in five parts of two pages, the last part of one page."""
     sizes = [9 * PAGE, 9 * PAGE]
     files, extents = make_blocks(sizes)
     disk = AskedDisk(files, 2 * PAGE)

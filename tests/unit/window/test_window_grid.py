@@ -1,4 +1,4 @@
-"""Predicted against measured: verdict and stall over emulated disk speeds, windows and budgets."""
+"""Predictions compared with measurements: verdict and waiting over emulated disk speeds, windows and budgets."""
 
 import time
 from statistics import median
@@ -19,7 +19,7 @@ SLOWER = (1, 1, 2, 4, 8)  # times as slow, attempt by attempt: where this machin
 
 
 def run(placement: Placement, speed: float, slower: int, tokens: int = 7) -> tuple[SteadyReport, float, float]:
-    """The prediction, and the median seconds per token and of stall that were measured, all of it so much slower."""
+    """Return the prediction, and the measured median seconds per token and of waiting, all slowed by a factor."""
     files, extents = make_blocks(SIZES)
     window = MemoryWindow(extents, placement, ThrottledDisk(CountingDisk(files, 8 * PAGE, 2), speed / slower))
     window.fill()
@@ -38,7 +38,7 @@ def run(placement: Placement, speed: float, slower: int, tokens: int = 7) -> tup
 
 
 def agree(report: SteadyReport, token: float, stall: float) -> bool:
-    """Whether stall and verdict are as predicted; between 0.5% and 2% of the token either verdict will do."""
+    """Return True if waiting and verdict are as predicted; between 0.5% and 2% of the token either verdict is right."""
     near = abs(stall - report.stall_seconds) <= max(0.1 * stall, 0.02 * token)
     return near and (report.steady == (stall <= 0.02 * token) or 0.005 < stall / token < 0.02)
 
@@ -56,7 +56,7 @@ def agree(report: SteadyReport, token: float, stall: float) -> bool:
     ids=["window 1", "window 2", "window 3 retain 2", "half"],
 )
 def test_prediction_agrees_with_what_happens(placement: Placement, busy_share: float) -> None:
-    """`busy_share`: seconds that loading all blocks takes, in units of a token's busy time."""
+    """`busy_share` is the seconds that loading all blocks takes, in units of a token's busy time."""
     speed = sum(SIZES) / (busy_share * LAYERS * (sum(COMPUTE) + 2 * EXCHANGE))
     for slower in SLOWER:
         report, token, stall = run(placement, speed, slower)

@@ -1,4 +1,4 @@
-"""The memory window under random holds, releases, jumps and disk failures, against what the files really hold."""
+"""The memory window under random holds, releases, jumps and disk failures, compared with the files."""
 
 import errno
 import threading
@@ -19,7 +19,7 @@ from tpi.errors import TpiError, WeightsError
 
 
 class FaultyDisk(MemoryDisk):
-    """Fails the next reads on request, and yields to other threads in between."""
+    """A disk that fails the next reads on request, and yields to other threads during a read."""
 
     def __init__(self, files: dict[Path, bytes], chunk: int, threads: int) -> None:
         super().__init__(files, chunk, threads)

@@ -1,4 +1,4 @@
-"""Rings and placements: nothing overlaps what is in use, nothing exceeds the budget, more memory is never slower."""
+"""Rings and placements: no overlap with blocks in use, never above the budget, never slower with more memory."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -18,7 +18,7 @@ quick = settings(max_examples=150, deadline=None)
 
 
 def check(ring: Ring, sizes: list[int]) -> None:
-    """Every use lies inside the ring, and apart from those that its lag lets be in memory with it."""
+    """Check that every use is inside the ring, and does not overlap uses that may be in memory with it."""
     period = len(ring.blocks)
     for use, (block, offset, lag) in enumerate(zip(ring.blocks, ring.offsets, ring.lags, strict=True)):
         assert 0 <= offset <= ring.size - sizes[block]
@@ -100,7 +100,10 @@ def test_streaming_is_near_what_the_disk_allows(share: float) -> None:
 
 
 def test_a_long_turn_between_tokens_is_loaded_in() -> None:
-    """With one block at a time nothing is loaded in it; two, and a little more streamed, are faster then."""
+    """With one block in memory, nothing loads in this time.
+
+    Then two blocks, with a little more streamed, are faster.
+    """
     speeds = Speeds(disk=1.5e9, compute=25e9, turn=0.03)
     budget = int(sum(LLAMA) * 0.93)
     patient, hasty = place(LLAMA, budget, speeds), place(LLAMA, budget, replace(speeds, turn=0.0))

@@ -1,4 +1,4 @@
-"""What is counted of reads: every byte once, and the time of windows that read at once only once."""
+"""Counts of reads: every byte once, and the time of windows that read at once only once."""
 
 import threading
 from pathlib import Path
@@ -24,7 +24,7 @@ SIZES = [4 * PAGE] * 4
 
 
 class GatedDisk(CountingDisk):
-    """Reads wait for `go`; `landed` is set some time after that."""
+    """A disk whose reads wait for `go`; `landed` is set some time after that."""
 
     def __init__(self, files: dict[Path, bytes]) -> None:
         super().__init__(files, chunk=PAGE, threads=1)
@@ -41,7 +41,7 @@ def test_a_chunk_that_lands_while_counts_are_taken_is_counted(monkeypatch: pytes
     window = MemoryWindow(extents, place_window(SIZES, 2), disk)
 
     def slowly(*counts: Any) -> WindowStats:
-        """Between reading the counters and clearing them a reader gets time to land what it reads."""
+        """Read and clear the counters slowly, so that a read may end in between."""
         disk.go.set()
         disk.wait_for("block1", 4, seconds=0.3)
         return WindowStats(*counts)
@@ -85,7 +85,7 @@ def test_windows_that_read_at_once_share_the_time(monkeypatch: pytest.MonkeyPatc
     ("head", "seconds"), [(WindowStats(0, 1, read_bytes=500, read_seconds=2.5), 2.5), (WindowStats(), 2.0)]
 )
 def test_the_masters_disk_time_is_that_of_both_windows_once(head: WindowStats, seconds: float) -> None:
-    """Blocks and head read at once, and share a clock: its seconds count once."""
+    """Blocks and head are read at once and share a clock, so their seconds count once."""
     node = SimpleNamespace(figures=lambda: Figures(streamed_bytes=1000, disk_s=2.0))
     deployment: Any = SimpleNamespace(node=node, vocabulary=SimpleNamespace(streamed=head), session=1, epoch=1)
     nobody: Any = None
@@ -94,7 +94,7 @@ def test_the_masters_disk_time_is_that_of_both_windows_once(head: WindowStats, s
 
 
 def test_every_node_is_told_what_the_others_wait() -> None:
-    """Per token: the master its head and rows apart, a worker both as the time between two tokens."""
+    """Per token: the master separates its head and rows; a worker has both as the time between two tokens."""
     nobody: Any = None
     deployment: Any = SimpleNamespace(vocabulary=SimpleNamespace(waits=(0.5, 0.25)))
     stats: list[Any] = [SimpleNamespace(stall_s=stall, tokens=10) for stall in (10.0, 40.0, 2.0)]
@@ -106,7 +106,10 @@ def test_every_node_is_told_what_the_others_wait() -> None:
 
 
 def test_waking_up_is_counted_token_by_token() -> None:
-    """The mean of a token, the median of tokens; of one that never waited nothing is known."""
+    """A token's figure is the mean over its waits, and the result is the median over tokens.
+
+    A token without waits gets the result.
+    """
     meter = Meter(2, 0, 1)
     for token in range(SAMPLES):
         assert len(meter.history()) == SAMPLES

@@ -1,4 +1,4 @@
-"""The embedding and head from disk give what the table in memory gives, bit for bit, in a bounded number of bytes."""
+"""The embedding and head from disk give the bits of the table in memory, in a limited number of bytes."""
 
 from pathlib import Path
 from typing import get_args
@@ -58,7 +58,7 @@ def test_tiles_cover_the_table_in_order(tmp_path: Path) -> None:
 
 
 class LateDisk(DirectDisk):
-    """Takes a second of the clock of `streamed` for every read."""
+    """A disk that takes a second of the clock of `streamed` for every read."""
 
     now = 0.0
 
@@ -68,7 +68,7 @@ class LateDisk(DirectDisk):
 
 
 def test_what_a_step_waits_for_rows_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of the embedding come when a step wants them: nothing hides that."""
+    """Rows of the embedding are read when a step needs them, so nothing hides the wait."""
     disk = LateDisk(threads=1)
     monkeypatch.setattr(streamed, "perf_counter", lambda: disk.now)
     run, extent, _ = make_table(tmp_path / "head.block", "q8", "tiled")

@@ -45,7 +45,7 @@ def test_every_message_is_mutated(each: Sequence[Reader]) -> None:
 
 
 def bad(parts: tuple[bytes, ...]) -> object:
-    """Refuses, raises what it may not, takes memory, or takes long."""
+    """A reader that refuses, raises an unexpected error, takes memory, or takes long."""
     kind = parts[0][0] % 4
     if kind == 0:
         raise ModelError("refused")
@@ -81,7 +81,7 @@ def test_an_index_whose_file_name_is_half_a_character_is_refused(each: Sequence[
 @pytest.mark.parametrize("field", ["factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast"])
 @pytest.mark.parametrize("value", [5e-324, 1e-30, 1e39])
 def test_a_rope_scaling_that_overflows_is_refused_if_it_matters(kind: str, field: str, value: float) -> None:
-    """It says so, and neither warns nor makes frequencies of infinity."""
+    """The error says so; there are no warnings and no infinite frequencies."""
     scaling = {"factor": 8.0, "low_freq_factor": 1e-31, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 32, "short_factor": [1.0] * 4, "long_factor": [1.0] * 4}  # fmt: skip
     try:

@@ -1,4 +1,4 @@
-"""The codec: what is encoded decodes equal, and whatever arrives is a message or a MessageError and nothing else."""
+"""The codec: a message survives encoding and decoding, and other bytes raise MessageError."""
 
 import dataclasses
 import random
@@ -151,7 +151,7 @@ def test_another_protocol_is_named() -> None:
     ],
 )
 def test_a_changed_message_is_another_protocol(changed: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although the version is the same."""
+    """Even if the version is the same."""
     before = protocol()
     altered = dataclasses.make_dataclass("Join", changed, frozen=True)
     altered.__module__ = Join.__module__
@@ -228,7 +228,10 @@ def test_a_hostile_header_takes_little_memory(filler: bytes) -> None:
 
 
 def test_many_frames_cost_no_more_than_few() -> None:
-    """A hostile header takes no bytes tens of thousands of times, whatever number of frames follow it."""
+    """A hostile header may take no bytes tens of thousands of times.
+
+    That costs the same with many frames as with few.
+    """
 
     def seconds(frames: int) -> float:
         pieces = Pieces(FRAME_BYTES, [b"x"] * frames)

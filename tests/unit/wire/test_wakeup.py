@@ -1,4 +1,4 @@
-"""Threads that get a core as soon as they wake up."""
+"""Threads that get a core as soon as they wake."""
 
 import ctypes
 import os
@@ -15,14 +15,14 @@ GETATTR = {"x86_64": 315, "aarch64": 275}
 
 
 def slice_ns() -> int:
-    """The time slice of this thread, which Linux 6.12 and later tell; 0 of others."""
+    """Return the time slice of this thread in ns, which Linux 6.12 and later tell; 0 on others."""
     attributes = ctypes.create_string_buffer(48)
     failed = ctypes.CDLL(None).syscall(ctypes.c_long(GETATTR[platform.machine()]), 0, attributes, 48, 0)
     return 0 if failed else struct.unpack_from("=Q", attributes, 24)[0]
 
 
 def nicely() -> tuple[int, int, int]:
-    """Slices before and after, and the niceness after, of a thread that was told to be nice."""
+    """Return slices before and after, and the niceness after, for a thread that was made nice."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 7)
     before = slice_ns()
     wake_soon()
@@ -40,7 +40,7 @@ def test_asks_for_the_shortest_slice_and_stays_as_nice() -> None:
 
 
 def test_does_nothing_where_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number that means another system call there would be worse than waking up late."""
+    """On an unknown system, the number may mean another system call, which would be worse than waking late."""
     asked = list[object]()
     monkeypatch.setattr(ctypes, "CDLL", asked.append)
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")

@@ -1,4 +1,4 @@
-"""Wire formats: what is decoded is what was encoded, within what the format promises."""
+"""Wire formats: decoded values equal the encoded ones, within the format's promised error."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which ranges are read: all that is asked for, once, and nothing that is dearer than a read of its own."""
+"""The ranges of a read: every requested record once, and no gap that costs more than a read of its own."""
 
 from pathlib import Path
 

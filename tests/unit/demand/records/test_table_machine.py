@@ -1,4 +1,4 @@
-"""The index of record slots under random requests, reads, failures and ends, against a plain model of the memory."""
+"""The index of record slots under random requests, reads, failures and ends, compared with a plain model."""
 
 import numpy as np
 from hypothesis import settings

@@ -1,4 +1,4 @@
-"""Neurons that are read while others are computed with, in 200 drawn timings of reads; failures; what is counted."""
+"""Neurons that are read while others are computed, in 200 drawn timings of reads; failures; counts."""
 
 from contextlib import ExitStack
 
@@ -20,7 +20,7 @@ def drawn(random: np.random.Generator, most: int, neurons: int = 48) -> I32:
 
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 40] for at in range(0, len(SEEDS), 40)], ids=str)
 def test_what_is_held_is_whole_in_every_timing(seeds: range) -> None:
-    """Each layer is foretold by the one before, or not at all, or wrongly; some reads fail."""
+    """Each layer is predicted by the layer before, rightly or wrongly, or not at all; some reads fail."""
     asked = found = along = failed = 0
     for seed in seeds:
         random = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Turns of the plain window and of records, timed by a clock of the test's own."""
+"""Turns of the plain window and of records, on a clock that the test sets."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_prompts_and_steps_that_compute_nothing_are_no_turns() -> None:
 
 
 def stepped(judge: TurnsJudge, now: list[float], tokens: int, plain: float, by_neurons: float, count: int) -> None:
-    """So many steps; each takes as long as its way does."""
+    """Run a number of steps; each takes the time of its mode."""
     for _ in range(count):
         judge.begin()
         now[0] += by_neurons if judge.by_neurons else plain

@@ -1,4 +1,4 @@
-"""One OpenCL device for all tests here: its compiler is slow, and keeps what it compiled."""
+"""One OpenCL device for all tests here: its compiler is slow, and keeps what it has compiled."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tpi.devices.opencl.device import OpenClDevice
 
 @pytest.fixture(scope="session")
 def card() -> Iterator[OpenClDevice]:
-    """The device that `opencl` means."""
+    """The device that `opencl` names."""
     with opencl_device() as device:
         yield device
         assert device.memory.used == 0  # every test gave back what it held

@@ -28,7 +28,7 @@ Lengths = tuple[tuple[int, int], ...]
 
 
 def run(card: OpenClDevice, case: AttentionCase) -> tuple[F32, list[KvArray]]:
-    """What the block comes to, and the caches after it."""
+    """Return the block's output, and the caches after it."""
     with holding(card, case.data, case.kv.keys[0], case.kv.values[0]) as (data, keys, values):
         out = card.kernels.attention(case.spec, data, case.x, keys, values, case.batch)
         return out, [fetched(card, keys), fetched(card, values)]
@@ -127,7 +127,7 @@ def test_the_steps_have_the_bits_of_the_whole(card: OpenClDevice, kv_dtype: KvDt
 
 
 def test_a_block_close_to_the_native_one(card: OpenClDevice) -> None:
-    """A whole block of a common shape: what both round to int8 is rounded alike."""
+    """A whole block of a common shape: both round to int8 in the same way."""
     case = attention_case(
         np.random.default_rng(10), format="q4", hidden=256, heads=8, kv_heads=2, head_dim=32, lengths=((100, 24),)
     )

@@ -1,4 +1,4 @@
-"""Which OpenCL device is opened, and what is said where there is none."""
+"""The choice of the OpenCL device, and the errors without one."""
 
 import subprocess
 import sys
@@ -58,7 +58,7 @@ def test_a_gpu_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def described(**others: object) -> SimpleNamespace:
-    """A device as a driver describes it."""
+    """Return a device as a driver describes it."""
     known = {"name": "GPU", "vendor": "V", "version": "OpenCL 3.0", "driver_version": "31", "max_compute_units": 8,
              "global_mem_size": 1 << 33, "handle": object()}  # fmt: skip
     return SimpleNamespace(**{**known, **others})
@@ -104,7 +104,7 @@ LOG = "clBuildProgram failed\n\nBuild on <PoCL>:\n\n"
 def test_a_compiler_that_takes_no_program_is_named_in_one_line(
     monkeypatch: pytest.MonkeyPatch, log: str, said: str
 ) -> None:
-    """PoCL takes none on a processor that is younger than its LLVM."""
+    """PoCL refuses all programs on a processor that is newer than its LLVM."""
 
     class Refused(Exception):
         pass

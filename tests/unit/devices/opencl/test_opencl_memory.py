@@ -1,4 +1,4 @@
-"""The memory of an OpenCL device: named by addresses, copied with real events, never more than its limit."""
+"""The memory of an OpenCL device: buffers named by addresses, copies with real events, never above its limit."""
 
 import subprocess
 import sys
@@ -45,7 +45,7 @@ def small() -> Any:
 def test_what_is_written_is_read_back_whatever_else_is_done(
     card: OpenClDevice, steps: list[tuple[str, int, int]]
 ) -> None:
-    """Against arrays of the host: any slices, between the host and the device and within it."""
+    """Random copies of slices, between the host and the device and within it, compared with arrays of the host."""
     held: list[tuple[Bytes, Bytes]] = []  # on the device, and what it must hold
     random = np.random.default_rng(1)
     try:
@@ -68,7 +68,7 @@ def test_what_is_written_is_read_back_whatever_else_is_done(
 def _change(
     card: OpenClDevice, name: str, there: Bytes, model: Bytes, other: tuple[Bytes, Bytes], random: np.random.Generator
 ) -> None:
-    """Fill from the host, or copy what of the other buffer fits."""
+    """Fill a buffer from the host, or copy as much of the other buffer as fits."""
     if name == "write":
         model[:] = random.integers(0, 256, model.size)
         card.copy(model, there).wait()
@@ -118,7 +118,7 @@ def test_a_name_cannot_pass_for_its_text() -> None:
 
 @pytest.mark.parametrize("of", ["{}", "{}[8:]", "{}.view('f4').reshape(2, -1)"])
 def test_a_name_is_printed_and_what_it_names_is_not(of: str) -> None:
-    """As a test that fails does with every argument, or a dataclass with its fields."""
+    """A failing test prints every argument, and a dataclass its fields."""
     taken = of.format("reserve(4096)")
     code = f"from tpi.devices.opencl.addresses import reserve; one = {taken}; print(repr(one), one, f'{{one}}')"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
@@ -144,7 +144,7 @@ def test_copies_that_do_not_fit_are_refused(card: OpenClDevice) -> None:
 
 
 def test_a_copy_ends_when_it_ends(small: OpenClDevice) -> None:
-    """One direction is held up; the other passes it."""
+    """Copies of one direction are delayed; those of the other direction pass them."""
     there, other = small.memory.allocate(PAGE), small.memory.allocate(PAGE)
     here, back = np.full(PAGE, 7, np.uint8), np.full(PAGE, 9, np.uint8)
     gate = cl.UserEvent(small._card.context)
@@ -162,7 +162,7 @@ def test_a_copy_ends_when_it_ends(small: OpenClDevice) -> None:
 
 
 class Room:
-    """A `pyopencl.Buffer` of so many bytes, of which there is a list."""
+    """A `pyopencl.Buffer` of a number of bytes; all of them are listed."""
 
     def __init__(self, size: int, made: list["Room"]) -> None:
         self.size, self.made = size, made
@@ -178,7 +178,7 @@ class Room:
 )
 @settings(max_examples=60)
 def test_memory_that_may_be_cut_consists_of_small_buffers(slots: list[int], most: int) -> None:
-    """Every slot lies in one of them, from the offset on that it has there."""
+    """Every slot is in one buffer, at the offset that the slot has in it."""
     made: list[Room] = []
     addresses = Addresses("card", lambda size: Room(size, made), lambda: most * PAGE)
     ends = [sum(slots[: at + 1]) * PAGE for at in range(len(slots))]
@@ -214,7 +214,7 @@ def test_a_refused_part_gives_back_those_before_it() -> None:
 
 
 def test_slots_work_on_a_device_with_small_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three blocks in one arena, of which the driver gives one at a time."""
+    """An arena has three blocks; the driver gives memory for one at a time."""
     with opencl_device(1 << 22) as device:
         cases = [ffn_case(np.random.default_rng(seed), format="q8", tokens=2) for seed in range(3)]
         size = round_up(cases[0].data.size)
@@ -237,7 +237,7 @@ def test_slots_work_on_a_device_with_small_allocations(monkeypatch: pytest.Monke
 
 
 class Failed:
-    """A `pyopencl.Event` of a command that ended badly; PoCL dies of those that a test can make for real."""
+    """A `pyopencl.Event` of a command that failed; PoCL aborts at the failures that a test could really cause."""
 
     command_execution_status = -5
 
@@ -307,7 +307,7 @@ def test_calls_are_made_in_order_and_fail_where_they_are_awaited(card: OpenClDev
 
 
 def test_memory_to_stage_in(card: OpenClDevice) -> None:
-    """Pinned memory is for cards with memory of their own; what PoCL gives shows that it can be used."""
+    """Pinned memory is for cards with memory of their own. PoCL's memory shows that it can be used."""
     for memory in (card.staging(3 * PAGE - 1), pinned(card._card.context, card._copies._coming, 3 * PAGE - 1)):
         assert memory.shape == (3 * PAGE,)
         assert memory.ctypes.data % PAGE == 0

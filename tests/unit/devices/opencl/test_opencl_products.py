@@ -26,7 +26,7 @@ def test_norms(card: OpenClDevice, hidden: int) -> None:
 
 @pytest.mark.parametrize("format", ["q8", "q4"])
 def test_what_is_prepared_is_rounded_as_the_reference_rounds(card: OpenClDevice, format: Format) -> None:
-    """To the bit, of the device's own norm; groups of zeros and of one large value among them."""
+    """Equal bits, for the device's own norm; some groups are zeros, and some have one large value."""
     case = ffn_case(np.random.default_rng(2), format=format, layout="record", hidden=160, tokens=5)
     case.x[1, 32:64] = 0.0
     case.x[2, 70] = 1e6

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -103,7 +104,8 @@ class ChatServer:
         try:
             connection.connect()
         except (OSError, UnicodeError) as error:  # UnicodeError: a name with empty labels
-            said = f"no server answers at {self.name} ({error}); start a server with: tpi serve -m MODEL"
+            reason = (isinstance(error, OSError) and error.strerror) or error
+            said = f"no server answers at {self.name} ({reason}); start a server with: tpi serve -m MODEL"
             raise NodeLost(self.name, said) from error
         if isinstance(connection.sock, socket.socket):
             connection.sock.settimeout(patience_s)
@@ -142,6 +144,8 @@ class ChatServer:
             said, code = plain(str(error["message"]), SENTENCE_CHARACTERS), error.get("code")
         except _WRONG:
             said, code = f"it answers {status}", None
+        if status == HTTPStatus.UNAUTHORIZED:
+            said += "; give the server's key with --api-key, or in TPI_API_KEY"
         if status >= 500:
             return NodeError(self.name, f"{self.name}: {said}")
         return ServerRefusedError(f"{self.name}: {said}", code)

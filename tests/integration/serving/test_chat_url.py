@@ -60,9 +60,13 @@ def test_a_long_conversation_drops_its_oldest_turns(served: Served, tmp_path: Pa
 @pytest.mark.parametrize(
     ("url", "flags", "says"),
     [
-        ("http://127.0.0.1:9", (), "no server answers at 127.0.0.1:9"),
+        ("http://127.0.0.1:9", (), "no server answers at 127.0.0.1:9 (Connection refused); start a server with"),
         ("ftp://x", (), "is not an address of a server"),
-        (None, ("--api-key", "wrong"), "the API key is wrong"),
+        (
+            None,
+            ("--api-key", "wrong"),
+            "started with; give the server's key with --api-key, or in TPI_API_KEY",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_sentence(

@@ -1,9 +1,11 @@
 """The page in a browser, with a server of SmolLM2 on three local nodes, for each module of its tests."""
 
+import os
 import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +15,17 @@ from tpi.config import default_cache
 from tpi.pack.library.pull import pull
 
 
+@pytest.fixture(scope="session")
+def served_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that the servers of all modules share, whichever of pytest's processes they run in."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "served"
+
+
 @pytest.fixture(scope="module")
-def page_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def page_url(
+    request: pytest.FixtureRequest, served_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """The address of a server; a module's `FLAGS` are added to its command."""
     gguf, folder = pull(MODEL, default_cache()), tmp_path_factory.mktemp("serve")
     flags = getattr(request.module, "FLAGS", ())
@@ -22,7 +33,7 @@ def page_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     with (
         (folder / "log").open("wb") as log,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env=clean(folder, {"TPI_API_KEY": KEY})
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=clean(served_cache, {"TPI_API_KEY": KEY})
         ) as process,
     ):
         assert process.stdout

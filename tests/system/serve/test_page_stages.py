@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.skipif(bool(MISSING), reason
 FLAGS = ("--stages", "3")  # of three nodes
 ANSWER = """
 for (let stream = 0; stream < 3; stream++)
-  fetch('/v1/completions', {method: 'POST', body: JSON.stringify({prompt: 'Once', max_tokens: 300, ignore_eos: true}),
+  fetch('/v1/completions', {method: 'POST', body: JSON.stringify({prompt: 'Once', max_tokens: 150, ignore_eos: true}),
     headers: {'Content-Type': 'application/json', Authorization: 'Bearer ' + arguments[0]}});
 """
 NAMES = "[...document.querySelectorAll('.card h3')].map((name) => name.textContent)"

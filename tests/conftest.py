@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
-    """Tiny models by name, made once a session."""
+    """Return a function that makes each tiny model once in a session, by name."""
     made: dict[str, TinyModel] = {}
 
     def get(name: str) -> TinyModel:
@@ -48,7 +48,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny
 
 @pytest.fixture(scope="session")
 def tiny_pack(tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pack]:
-    """Packs of tiny models by name and dtype (f32 by default), made once a session."""
+    """Return a function that makes each pack of a tiny model once in a session, by name and dtype (default: f32)."""
     made: dict[tuple[str, str], Path] = {}
 
     def get(name: str, dtype: str = "f32") -> Pack:

@@ -118,7 +118,7 @@ class Speculation:
     def judge(self, work: Sequence[Work], drafts: Mapping[int, Draft], right: Mapping[int, int]) -> None:
         """Record how many of each sequence's drafted tokens in a step that did `work` were right.
 
-        `right` has these numbers by the sequence's id. It lacks sequences that have ended or were preempted.
+        `right` has these numbers by the sequence's id. It lacks sequences that ended or were preempted during the step.
         """
         for item in work:
             if item.drafted and item.sequence.id in right:

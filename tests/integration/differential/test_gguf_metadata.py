@@ -21,10 +21,11 @@ FURTHER = (
 
 
 def test_every_architecture_is_drawn() -> None:
-    """Falcon's and Bamboo's are in PowerInfer's files alone, which have no such metadata.
+    """Falcon and Bamboo are left out: only PowerInfer's files have them, without such metadata.
 
-    Those with recurrent layers and Gemma 4 are in test_delta.py, test_conv.py, test_mamba.py, test_nemotron.py,
-    test_gemma4.py, test_muse.py and test_exaone.py of tests/unit/pack: transformers' own layers are their reference.
+    Families with recurrent layers, Gemma 4, Muse Glimmer and EXAONE are tested in tests/unit/pack (test_delta.py,
+    test_conv.py, test_mamba.py, test_nemotron.py, test_gemma4.py, test_muse.py and test_exaone.py). Their reference is
+    transformers.
     """
     architectures = {gguf_expert_draws.ARCHITECTURES.get(name, name) for name in NAMES}
     own = {"falcon", "bamboo", "qwen35", "qwen35moe", "qwen3next", "gemma4", "lfm2", "lfm2moe", "granitehybrid"}

@@ -131,8 +131,11 @@ def test_real_queues_and_events(attends_there: bool, tiny_pack: Callable[..., Pa
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 @pytest.mark.parametrize("heads", [1, 4])
 def test_timing_changes_nothing(family: str, heads: int, many_heads: Callable[[str], Pack], tmp_path: Path) -> None:
-    """50 drawn timings each, in which the host attends with the others or the accelerator does, from step to step, in
-    either order, with residual connections added here or there, and weights in many chunks or in one."""
+    """Each case has 50 drawn timings of its copies and calls.
+
+    In each, the host attends with the other heads, or the accelerator does, in either order. Either side adds residual
+    connections, and weights are in many chunks or in one.
+    """
     pack, seeds = many_heads(family), range(50)
     asked = [prompts(pack.config.vocab, 5, seed, longest=36) for seed in seeds]
     expected = [alone(pack, tmp_path, each, 3) for each in asked]
@@ -156,8 +159,11 @@ def test_timing_changes_nothing(family: str, heads: int, many_heads: Callable[[s
 
 
 def test_nodes_of_a_group_divide_each_its_own(many_heads: Callable[[str], Pack], tmp_path: Path) -> None:
-    """Two nodes that have a head of keys and values both keep different shares of theirs; with the others one attends
-    there and one here. A third has no accelerator; 50 drawn timings."""
+    """Two nodes that share a head of keys and values keep different shares of their heads on their accelerators.
+
+    One of them attends with the other heads on the accelerator, the other on the host. A third node has no accelerator.
+    There are 50 drawn timings.
+    """
     pack = many_heads("mixtral")
     asked = prompts(pack.config.vocab, 5, seed=1, longest=36)
     expected = alone(pack, tmp_path, asked, 3)
@@ -182,7 +188,7 @@ def test_nodes_of_a_group_divide_each_its_own(many_heads: Callable[[str], Pack],
 
 
 def test_what_is_planned_with_little_memory_is_kept_to(many_heads: Callable[[str], Pack], tmp_path: Path) -> None:
-    """From all heads on one side to all on the other, in a memory that grows, beside a host that reads slowly."""
+    """With a slow host and growing memory, plans go from all heads on one side to all heads on the other."""
     pack = many_heads("llama")
     asked = prompts(pack.config.vocab, 6, seed=2, longest=20)
     expected = alone(pack, tmp_path, asked, 3)

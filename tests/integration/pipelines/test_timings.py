@@ -55,10 +55,10 @@ def three_layers(tmp_path_factory: pytest.TempPathFactory) -> Pack:
 
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_tokens_do_not_depend_on_timing(name: str, three_layers: Pack, tmp_path: Path) -> None:
-    """Micro-batches of some sequences, a layer in many chunks or in one, within the memory that was planned for.
+    """Micro-batches of some sequences, with layers in many chunks or in one, within the planned memory.
 
-    Residual connections are added by the accelerator, or by the host beside it. Prompts are others each time: what a
-    page still holds of those before must not be right by chance. Schedules change while the next weights are loaded.
+    Residual connections are added by the accelerator or by the host. Prompts differ each time, so that stale data in a
+    page is never right by chance. Schedules change while the next weights are loaded.
     """
     pack = three_layers
     seeds = SEEDS[FOLLOWED.index(name) :: len(FOLLOWED)]

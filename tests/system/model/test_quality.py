@@ -1,9 +1,8 @@
-"""What quantisation costs: SmolLM2 on a fixed text, against its own f32 weights.
+"""The error of quantisation: SmolLM2 on a fixed text, compared with its own f32 weights.
 
-The only file of it at hand is 4-bit already, so packing its f32 weights in 4 bits again meets values that lie on a grid
-of 4 bits. What is promised is held to those weights, and to the same model with its weights in another order
-(`tests.support.weights.floats.shuffled`), where no group of 32 is on a grid: as hard a case as an eighth of a billion
-parameters makes.
+The only available file of the model is in 4 bits, so its f32 weights lie on a grid of 4 bits, and packing them in 4
+bits again loses little. The promised bounds are checked for these weights, and for the same model with its weights in
+another order (`tests.support.weights.floats.shuffled`), in which no group of 32 is on a grid.
 """
 
 from collections.abc import Iterator
@@ -126,9 +125,10 @@ def test_q4_keys_and_values(text: Text, packs: Packs) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", ["q8", "q4"])
 def test_quantised_weights(text: Text, packs: Packs, request: pytest.FixtureRequest, dtype: str) -> None:
-    """Bounds on the divergence and the perplexity. Off the grid, q8 does not keep the promised divergence of 1e-3.
+    """Check bounds on the divergence and the perplexity.
 
-    8 bits are so near to the model that half of the text tells them as well.
+    Off the grid, q8 does not keep the promised divergence of 1e-3. For 8 bits, half of the text suffices to measure the
+    small error.
     """
     found = text.quality(packs.get(dtype), chunks=len(text.chunks) // 2 if dtype == "q8" else None)
     off_grid = "shuffled" in request.node.callspec.id

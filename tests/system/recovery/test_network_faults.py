@@ -136,9 +136,10 @@ def agreed(row: str, once: Callable[[Path], Agreed], root: Path, *sentences: str
 def test_one_way_drop(
     house: House, tmp_path: Path, tiny_model: Callable[[str], TinyModel], cut: tuple[str, str]
 ) -> None:
-    """No packet gets through in one direction. Only that worker is left out.
+    """No packet gets through in one direction.
 
-    It cannot be told, so its last message is of the old plan.
+    The master leaves out that worker and no other. It cannot tell the worker, whose last line still says that it serves
+    the master.
     """
     model = str(tiny_model("llama").directory)
 

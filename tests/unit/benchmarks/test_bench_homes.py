@@ -21,9 +21,9 @@ def test_homes_have_the_latency_and_bandwidth_asked_for() -> None:
 
 
 def test_the_floor_of_a_prompt_is_its_bytes_and_latencies() -> None:
-    """Over fast links: 60 latencies, and one for the embeddings.
+    """Over links with latency only, 60 latencies and one for the embeddings.
 
-    Over slow links: the bytes of a two-shot and these latencies.
+    Over links without latency, the bytes of a two-shot and of the embeddings.
     """
     far, slow = wheel(4, 0.010, 1e15), wheel(4, 0.0, 8e6)
     assert floor(far) == pytest.approx((2 * LAYERS + 1) * 0.010, rel=1e-3)

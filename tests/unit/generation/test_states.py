@@ -28,9 +28,9 @@ class Drafted:
 
 
 class States(RuleBasedStateMachine):
-    """Sequences that begin alike, run with drafts, are cut back and leave.
+    """Sequences with a common beginning that run with drafts, are cut back and end.
 
-    `contents` are the tokens that each slot stands for; the sequence may go back to the number of tokens in `since`.
+    `contents` has the tokens that each slot stands for. A sequence may go back to the number of tokens in `since`.
     """
 
     def __init__(self) -> None:

@@ -65,8 +65,10 @@ def check_workers(net: Net, addresses: Sequence[str], links: WorkerLinks) -> Ite
     second = {one.address: one for one in ask(net, [address for address in ports if reach[address]], reach)}
     for address, one in first.items():
         if one.condition is None:
-            found, _, advice = one.problem.partition("; ") if one.answered else (one.problem, "", "")
-            yield address, [Observation("answer", found, advice or f"look at that machine; {firewall_advice(address)}")]
+            found, _, advice = one.problem.partition("; ")
+            if not one.answered:
+                advice = f"{advice or 'look at that machine'}; {firewall_advice(address)}"
+            yield address, [Observation("answer", found, advice or "look at that machine")]
         else:
             unreached = second[address].condition if address in second else None
             others = [other for other in first.values() if other.condition and other is not one]

@@ -246,7 +246,9 @@ def test_a_machine_behind_a_firewall_is_named_with_what_to_do(tmp_path: Path, mo
     with closing(Net(policy=locked(here))) as net:
         ((address, (observed,)),) = check_workers(net, [NOBODY], WorkerLinks(None))
     assert (address, observed.subject) == (NOBODY, "answer")
-    assert "its firewall has to let ports 9 to 11 through" in observed.advice
+    assert observed.found.endswith("(connection refused)")
+    assert observed.advice.startswith("start a worker on that machine")
+    assert observed.advice.endswith("; its firewall has to let ports 9 to 11 through")
 
 
 def test_a_worker_of_another_protocol_is_told_to_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

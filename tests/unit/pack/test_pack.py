@@ -19,7 +19,7 @@ from tests.support.models import MIXTURES, MODELS, RECURRENT, SIZES, TinyModel, 
 from tests.support.weights.packs import part, runs
 from tpi.errors import ModelError, WeightsError
 from tpi.kernels import open_kernels
-from tpi.pack.builder import plan, writer
+from tpi.pack.builder import build, plan, writer
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack, PackBlock
 from tpi.sources import base
@@ -140,6 +140,17 @@ def test_any_run_of_units_is_one_byte_range(tiny_pack: Packs) -> None:
         block.read_units("neuron", 3, 6)
     with pytest.raises(WeightsError, match="buffer"):
         block.read_units("neuron", 0, 1, out)
+
+
+def test_a_full_disk_is_refused_with_the_way_out(
+    tiny_model: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_SPARE", 1 << 60)
+    with pytest.raises(
+        WeightsError, match=r"^disk full: .* MiB free; free some space, or .* \(TPI_CACHE moves the cache"
+    ):
+        pack_model(open_source(tiny_model("llama").directory), "q4", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_equal_blocks_are_stored_once(tiny_model: Models, tmp_path: Path) -> None:

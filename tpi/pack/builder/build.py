@@ -188,7 +188,8 @@ def _fill(opened: OpenedSource, plan: PackPlan, dtype: str, directory: Path, pro
     if plan.nbytes + _SPARE > free:
         raise WeightsError(
             f"disk full: the pack takes {plan.nbytes >> 20} MiB, {_SPARE >> 20} MiB must stay free, and "
-            f"{directory.parent} has {free >> 20} MiB free; free some space, or choose another directory"
+            f"{directory.parent} has {free >> 20} MiB free; free some space, or choose a directory on another disk "
+            "(TPI_CACHE moves the cache)"
         )
     with progress(f"converting the tokenizer of {opened.name}"):
         metadata = opened.tokenizer(directory)

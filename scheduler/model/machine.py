@@ -93,7 +93,7 @@ class Accelerator:
     name: str = "GPU"
     shared: bool = False
     follow: float | None = None
-    """Additional seconds of a block of a chain, whose input the device has computed; None: its kernels have no chains.
+    """Additional seconds of a block that follows another one in a chain; None if the device's kernels have no chains.
 
     `rates.start` and the link's latency count once for the whole chain.
     """

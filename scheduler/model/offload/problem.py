@@ -78,7 +78,7 @@ class Problem:
 
     @cached_property
     def head_there(self) -> bool:
-        """True if the accelerator computes the head whenever it has all weights, keys and values: it has room."""
+        """True if the accelerator has room for the head, which it computes if it has all weights, keys and values."""
         if not self.in_chains or not self.work.head.nbytes:
             return False
         (card,) = self.machine.cards

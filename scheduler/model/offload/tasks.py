@@ -49,7 +49,7 @@ class Tasks:
         exchange: exchange with other nodes after a block.
         cards: the accelerator of each segment.
         chained: compute it on the accelerator in a chain of all segments (`Candidates.chained`); None: no chains.
-        around_chain: start a chain, copy hidden states there and back, and compute the head there if it is there.
+        around_chain: start a chain, copy hidden states there and back, and compute the head if its table is there.
         head_after: compute the head on the host after a chain; 0 if it is on the accelerator.
     """
 
@@ -295,7 +295,8 @@ def _chained(work: NodeWork, card: Accelerator, step: StepSize) -> F64:
 def _around_chain(work: NodeWork, card: Accelerator, step: StepSize, head_there: bool) -> float:
     """Return the seconds that a chain takes besides its blocks: its start, the copies of hidden states, and the head.
 
-    The head counts only if it is there; then the hidden states and the logits of each sequence cross as well.
+    The head counts only if its table is on the card (`head_there`). The hidden states and the logits of each sequence
+    then cross the link, too.
     """
     link = card.link
     around = card.rates.start + step.tokens * work.crossing * (1 / link.up + 1 / link.down) + 2 * link.latency

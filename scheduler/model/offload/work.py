@@ -135,7 +135,7 @@ class Offload:
     decode: tuple[Place, ...]
     kv: KvTier
     pipeline: Pipeline
-    head: Tier = "ram"  # where the head is stored, if the node has it; "gpu": there and in RAM, and computed there
+    head: Tier = "ram"  # where the head's table is; "gpu": in RAM, too, and the accelerator computes the head
     slots: int = 0  # slots for streamed segments on the accelerator; 0: as few as the pipeline needs
     cards: Cards = ()
 

@@ -185,8 +185,9 @@ class PlannedSplit:
         if not out:
             return ""
         slower = self._rate(known)
-        slower = f" ({slower} with all)" if slower else ""
-        return f"{self._speed(best)} expected without {', '.join(out)}{slower}: left out; --split equal uses every node"
+        slower = f", {slower} with all nodes" if slower else ""
+        without = f"{self._speed(best)} expected without {'it' if len(out) == 1 else 'them'}"
+        return f"{', '.join(out)} left out: {without}{slower}; --split equal uses every node"
 
     def _rate(self, known: Sequence[Neighbour]) -> str:
         """Return a phrase with the tokens per second of a layout over all nodes of `known`; empty if nothing fits."""

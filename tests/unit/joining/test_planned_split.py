@@ -156,6 +156,9 @@ def test_a_slowing_worker_is_refused_with_figures() -> None:
     assert (out, others) == (worker("far"), [])
     said = r"[\d.]+ tok/s expected without it, 0\.[\d.]+ with it \(2000 ms and 8 Mbit/s away\); --split equal .*"
     assert re.fullmatch(said, why)
+    known = home.measured.known([worker("near"), worker("far")])
+    said = r"far left out: [\d.]+ tok/s expected without it, 0\.[\d.]+ with all nodes; --split equal uses every node"
+    assert re.fullmatch(said, home.note(home.layout(known), known))
     assert home.refused([worker("near"), worker("never measured")]) == {}
 
 

@@ -43,9 +43,9 @@ def test_an_address_is_said_once() -> None:
 
 def test_what_is_used_and_left_out_is_one_sentence() -> None:
     first: Any = FirstSplit
-    split = first(None, ("h:1",), ("fast",), (), "3 tok/s expected without slow (2 with all): left out")
+    split = first(None, ("h:1",), ("fast",), (), "slow left out: 3 tok/s expected without it")
     found = "using fast (h:1), slow (h:2); --workers none uses no other machine"
-    assert split.words(found) == "using fast (h:1); 3 tok/s expected without slow (2 with all): left out"
+    assert split.words(found) == "using fast (h:1); slow left out: 3 tok/s expected without it"
     assert split.words("") == split.note
     assert first(None, ("h:1",), ("fast",), (), "").words(found) == found
 

@@ -74,8 +74,12 @@ def lay_out(asked: str, names: Sequence[str], cuts: Sequence[int], shares: Seque
         return [StagePlan(0, cuts[-1], tuple(range(len(names))))]
     weights = Split.of(shares).weights()
     if asked.isdecimal():
-        if not 1 <= int(asked) <= sum(weight > 0 for weight in weights):
-            raise UsageError(f"--stages {asked}: give at least 1, and at most as many as there are nodes with a share")
+        most = sum(weight > 0 for weight in weights)
+        if not 1 <= int(asked) <= most:
+            raise UsageError(
+                f"--stages {asked}: give at least 1, and at most {most}, the number of nodes with a share above 0, "
+                "this machine included"
+            )
         return in_rank_order(int(asked), cuts, shares)
     stages = [_stage(part.strip(), names) for part in asked.split(",")]
     _check(asked, stages, names, cuts[-1], weights)

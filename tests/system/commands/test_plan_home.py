@@ -104,9 +104,9 @@ def test_workers_are_asked_how_fast_they_are(model: str, tmp_path: Path) -> None
         (("--workers", "nowhere"), "HOST:PORT"),
         (("--devices", "2xlarge"), "is not"),
         (("--topology", "no-such-home"), "paper-4-laptops"),
-        (("--devices", "2x8GiB", "--stages", "3"), "at most as many as there are nodes"),
+        (("--devices", "2x8GiB", "--stages", "3"), "at most 2, the number of nodes with a share"),
         (("--devices", "2x8GiB", "--stages", "0-29:cellar"), "the node 'cellar', but the nodes are master, device-1"),
-        (("--machine", "8GiB RAM", "--stages", "2"), "at most as many as there are nodes"),
+        (("--machine", "8GiB RAM", "--stages", "2"), "at most 1, the number of nodes with a share"),
     ],
 )
 def test_flags_that_contradict(flags: tuple[str, ...], said: str, model: str, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_stages_are_laid_out(asked: str, shares: list[float], stages: list[tuple
         ("0", "give at least 1"),
         ("33", "asks for 33 stages; give at most 32"),
         (",".join(f"{layer}:desk" for layer in range(33)), "asks for 33 stages; give at most 32"),
-        ("5", "at most as many as there are nodes"),
+        ("5", "at most 3, the number of nodes with a share above 0"),
         ("-1", "neither auto nor a number of stages nor layers"),
         ("", "neither auto nor a number of stages nor layers"),
         ("0-9:", "neither auto nor a number of stages nor layers"),

@@ -213,13 +213,14 @@ inline void add_unit(const uint8_t* part, size_t groups, size_t group, size_t fi
                      size_t token, const Out& out) {
     constexpr size_t tile_bytes = kTileOutputs * group_bytes(F);
     const uint8_t* tile = part + first * groups * tile_bytes;
+    const Inputs<F, N> begun(x, token, group);
     float* to[N];
     for (int t = 0; t < N; ++t) to[t] = out(token + t);
     for (size_t output = first; output < last; ++output) {
         F8 acc[N], low[N];
         for (int t = 0; t < N; ++t) low[t] = splat(0.0f);
         for (int t = 0; t < N; ++t) acc[t] = load(to[t] + output * kTileOutputs);
-        Inputs<F, N> inputs(x, token, group);
+        Inputs<F, N> inputs = begun;
         for (size_t g = 0; g < groups; ++g, tile += tile_bytes, inputs.next()) {
             prefetch_bytes(tile + kAhead, tile_bytes);
             add_tile<F, N>(tile, inputs, acc, low);

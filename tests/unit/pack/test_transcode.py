@@ -10,6 +10,7 @@ from tpi.pack.groups import CODE_BYTES, dequantise_groups, pack_codes, quantise_
 from tpi.pack.layout import GROUP, GROUP_BYTES
 from tpi.sources.elements import GGML_TYPES, Element, decode
 
+F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 TYPES = [Element(name, group, size) for name, group, size in GGML_TYPES.values() if group > 1]
 ROUNDED = {"Q4_K", "Q5_K", "IQ4_XS", "IQ3_XXS", "IQ3_S"}  # a scale is a product, rounded to f16
@@ -40,10 +41,23 @@ def random_blocks(element: Element) -> U8:
     return blocks.reshape(3, -1)
 
 
+def values_of(element: Element, raw: U8) -> F32:
+    """Decode blocks with gguf-py, or a value at a time where it cannot; returns float32 `[rows, values]`."""
+    if element.name not in ("Q1_0", "Q2_0"):
+        return np.asarray(quants.dequantize(raw, GGMLQuantizationType[element.name]))
+    values, bits = [], 1 if element.name == "Q1_0" else 2
+    for block in raw.reshape(-1, element.group_bytes):
+        whole = int.from_bytes(block[2:].tobytes(), "little")
+        codes = [whole >> bits * at & (1 << bits) - 1 for at in range(element.group)]
+        numbers = np.array([2 * code - 1 if bits == 1 else code - 1 for code in codes], np.float32)
+        values.append(numbers * block[:2].copy().view(np.float16).astype(np.float32))
+    return np.concatenate(values).reshape(len(raw), -1)
+
+
 @pytest.mark.parametrize("element", TYPES, ids=lambda element: element.name)
 def test_values_are_those_of_gguf(element: Element) -> None:
     raw = random_blocks(element)
-    expected = quants.dequantize(raw, GGMLQuantizationType[element.name])
+    expected = values_of(element, raw)
     np.testing.assert_array_equal(decode(element, raw), expected)
     groups = transcode(element, raw).reshape(3, -1, GROUP_BYTES[element.nearest])
     found = dequantise_groups(element.nearest, groups)

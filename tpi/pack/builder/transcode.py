@@ -211,16 +211,19 @@ def _pairs(packed: U8) -> U8:
     return cast(U8, (packed[:, :, None] >> np.array([0, 4], np.uint8) & np.uint8(15)).reshape(len(packed), -1))
 
 
-def _ternary(name: str) -> Callable[[U8], Groups]:
-    """Return the conversion of a type whose codes mean -1, 0 and 1. A block's last two bytes are its scale."""
+def _small(name: str, group: int, at: int) -> Callable[[U8], Groups]:
+    """Return the conversion of a type whose values are -1, 0, 1 or 2 times the f16 scale at byte `at` of a block.
+
+    A block has `group` values.
+    """
 
     def convert(blocks: U8) -> Groups:
-        whole = blocks[:, -2:]
-        scales = np.repeat(_halves(whole, 0), 8, axis=1)
-        values = decode(Element(name, 256, blocks.shape[1]), blocks).reshape(*scales.shape, GROUP)
+        groups, whole = group // GROUP, _repeated(blocks, at, group // GROUP)
+        scales = np.repeat(_halves(blocks, at), groups, axis=1)
+        values = decode(Element(name, group, blocks.shape[1]), blocks).reshape(*scales.shape, GROUP)
         inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)[..., None]
-        ones = np.full((len(blocks), 8, 2), 0x11, np.uint8)
-        factors = np.concatenate([_repeated(whole, 0), _repeated(whole, 0), ones], axis=-1)
+        ones = np.full((len(blocks), groups, 2), 0x11, np.uint8)
+        factors = np.concatenate([whole, whole, ones], axis=-1)
         return factors, np.asarray(np.rint(values * inverse) + 1, np.float32).astype(np.uint8)
 
     return convert
@@ -229,6 +232,7 @@ def _ternary(name: str) -> Callable[[U8], Groups]:
 _CONVERSIONS: dict[str, Callable[[U8], Groups]] = {
     "Q4_K": _q4_k, "Q5_K": _q5_k, "Q5_1": _q5_1, "Q5_0": _q5_0, "Q6_K": _q6_k, "Q3_K": _q3_k, "Q2_K": _q2_k,
     "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "IQ3_XXS": _iq3_xxs, "IQ3_S": _iq3_s, "IQ2_XXS": _iq2_xxs,
-    "IQ2_XS": _iq2_xs, "IQ2_S": _iq2_s, "IQ1_S": _iq1_s, "IQ1_M": _iq1_m, "TQ1_0": _ternary("TQ1_0"),
-    "TQ2_0": _ternary("TQ2_0"),
+    "IQ2_XS": _iq2_xs, "IQ2_S": _iq2_s, "IQ1_S": _iq1_s, "IQ1_M": _iq1_m,
+    "TQ1_0": _small("TQ1_0", 256, 52), "TQ2_0": _small("TQ2_0", 256, 64), "Q1_0": _small("Q1_0", 128, 0),
+    "Q2_0": _small("Q2_0", 64, 0),
 }  # fmt: skip

@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 from tpi.cli import tpi
 
 PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs/benchmarks.md"})]
-OF_OTHERS = {"--index-url", "--base", "--pairs"}  # pip's; those of compare, which parses its own
+OF_OTHERS = {"--index-url", "--base", "--pairs", "--imatrix"}  # of pip, of compare with its own parser, of llama.cpp
 
 
 def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:

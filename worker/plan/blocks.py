@@ -127,11 +127,11 @@ def settings_fault(config: ModelConfig) -> str | None:
     """Return a message about a fault in the model's settings of experts or latent attention, or None."""
     try:
         if config.mixture is not None:
-            check_mixture(config.mixture, "it")
+            check_mixture(config.mixture, "the model")
         if config.latent is not None:
-            check_latent(config.latent, config, "it")
-        check_recurrent(config, "it")
-        check_heads(config, "it")
+            check_latent(config.latent, config, "the model")
+        check_recurrent(config, "the model")
+        check_heads(config, "the model")
     except ModelError as error:
         return str(error)
     return None

@@ -164,7 +164,7 @@ def test_a_plan_without_what_its_queries_come_from_is_refused(tiny_pack: Packs) 
         (with_block(good, replace(first, vectors=without)), "vectors of a block"),
         (replace(good, config=replace(good.config, latent=replace(settings, query_rank=0))), "has the runs"),
         (replace(good, config=replace(good.config, latent=replace(settings, query_rank=64))), "units of"),
-        (replace(good, config=replace(good.config, latent=replace(settings, query_rank=-1))), "has -1 values"),
+        (replace(good, config=replace(good.config, latent=replace(settings, query_rank=-1))), "have -1 values"),
     ):
         with pytest.raises(PlanError, match=words):
             check_assign(changed)

@@ -147,9 +147,9 @@ def test_a_forced_tool_is_called_and_its_answer_gone_on_from(ai: "OpenAI") -> No
     assert second.usage
     assert answer.usage
     assert second.usage.prompt_tokens_details
-    # the very tokens of the call are replayed; the last of them, the end of turn, was drawn but not computed
-    computed = answer.usage.prompt_tokens + answer.usage.completion_tokens - 1
-    assert second.usage.prompt_tokens_details.cached_tokens == computed
+    # the very tokens of the call are replayed; the last of them, the end of turn, was computed only if it was drafted
+    known = answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert second.usage.prompt_tokens_details.cached_tokens in (known - 1, known)
 
 
 def test_a_streamed_tool_call(ai: "OpenAI") -> None:

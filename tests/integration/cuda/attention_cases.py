@@ -79,7 +79,7 @@ def test_formats_and_layouts(device: CudaDevice, format: Format, layout: Layout)
 def test_a_prompt_attends_in_blocks(
     device: CudaDevice, format: Format, kv_dtype: KvDtype, window: int, softcap: float
 ) -> None:
-    """Of one sequence a full block of tokens and the rest, and a block of another sequence; both have earlier pages."""
+    """Attend with two sequences that have earlier pages: one has more than a block of tokens, the other one block."""
     case = attention_case(
         np.random.default_rng(11), format=format, kv_dtype=kv_dtype, window=window, softcap=softcap, heads=2,
         kv_heads=1, head_dim=16, lengths=((60, 18), (3, 6)),

@@ -237,7 +237,7 @@ def test_keys_and_values_whose_save_failed_are_not_used_again(tiny_pack: Callabl
 
 
 def test_a_segment_below_the_fast_piece_size_is_one_copy(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """Even if it is read page by page, a segment smaller than such a piece is copied at once."""
+    """Read pages one by one: a segment that is smaller than a piece is still copied at once."""
     pack, copied = tiny_pack("llama"), list[int]()
     link = replace(laptop_gpu().link, piece=1 << 26)
     figures = replace(LAPTOP, accelerator=replace(laptop_gpu(), link=link))

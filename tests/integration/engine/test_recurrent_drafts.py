@@ -74,7 +74,7 @@ def test_drafts_change_no_answer(
 def test_drafts_in_several_stages_are_rows_of_one_step(
     family: str, right: float, tiny_pack: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even if drafts as steps of their own would be faster."""
+    """Let TPI believe that drafts would be faster as steps of their own: these families still use rows of one step."""
     monkeypatch.setattr(Pace, "runs_ahead", lambda *_: True)
     with closing(in_process_deployment(tiny_pack(family), [1, 1], tmp_path, stages="2")) as deployment:
         unchanged(Engine(deployment), 1, right, monkeypatch)
@@ -137,7 +137,7 @@ def test_a_prefix_is_found_as_without_drafts(
 def test_a_new_deployment_goes_on_in_the_middle_of_drafts(
     family: str, tiny_pack: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after the loss of a worker, a new deployment takes over."""
+    """Replace the deployment while drafts are made, as the loss of a worker does."""
     pack = tiny_pack(family)
     with in_process_engine(pack, [1, 2], tmp_path) as engine, in_process_engine(pack, [1], tmp_path) as other:
         engine.drafts = False

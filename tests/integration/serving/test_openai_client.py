@@ -53,7 +53,7 @@ def test_a_stream_says_what_the_whole_does(ai: "OpenAI") -> None:
 
 
 def test_a_further_turn_computes_only_what_is_new(ai: "OpenAI") -> None:
-    """Even if the answer's text, encoded again, would have other tokens than those that were drawn."""
+    """Ask at a high temperature, so that the answer's text, encoded again, may have other tokens than were drawn."""
     for seed in range(3):
         first = ai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=20, temperature=1.5, seed=seed)
         said: Any = {"role": "assistant", "content": first.choices[0].message.content}

@@ -41,7 +41,7 @@ SMALL = [number for number, schema in enumerate(SCHEMAS) if len(json.dumps(schem
 
 @pytest.mark.parametrize("number", [*SMALL[::4], SMALL[-1], SMALL[-2]])
 def test_the_arguments_of_a_tool_validate(number: int, http: httpx.Client) -> None:
-    """Even if the schema has references: it is embedded in the grammar of the call."""
+    """Use schemas with and without references. Each is a part of the grammar of the call."""
     schema = {"type": "object", "properties": {"x": SCHEMAS[number]}, "required": ["x"], "additionalProperties": False}
     schema |= {name: SCHEMAS[number][name] for name in ("$defs", "definitions") if name in SCHEMAS[number]}
     tool = {"type": "function", "function": {"name": "use", "parameters": schema}}

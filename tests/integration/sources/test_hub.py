@@ -95,7 +95,7 @@ def test_only_what_is_read_is_fetched_and_only_once(hub: FakeHub, tmp_path: Path
 
 
 def test_weights_are_fetched_where_all_else_is_there_already(hub: FakeHub, tmp_path: Path) -> None:
-    """As after a program that needed only the tokenizer, or after `tpi plan`."""
+    """Begin with a snapshot that has all files but the weights, as `tpi plan` leaves it."""
     from huggingface_hub import snapshot_download
 
     there = Path(snapshot_download("o/m", cache_dir=str(tmp_path / "hub"), allow_patterns=["*.json"]))

@@ -67,7 +67,7 @@ def test_two_cards_are_planned_together(model: str, tmp_path: Path) -> None:
 
 
 def test_auto_plans_with_what_is_here(model: str, tmp_path: Path) -> None:
-    """As in a run, `auto` uses the graphics chip of this machine, if any."""
+    """Plan with `--device auto`: it uses the graphics chip of this machine, if there is one, as a run does."""
     (node,) = plan_json("--device", "auto", "--memory", "1GiB", cache=tmp_path, model=model)["nodes"]
     found = find_accelerator()
     assert (node["machine"]["accelerator"] is None) == (found is None)
@@ -197,7 +197,7 @@ def test_with_several_cards_no_micro_batches_are_planned(model: str, tmp_path: P
 
 
 def test_micro_batches_are_planned_where_they_are_insisted_on(model: str, tmp_path: Path) -> None:
-    """As `tpi run --pipeline batch` computes them, even for one request."""
+    """Plan with `--pipeline batch`, which means micro-batches even for one request, as in `tpi run`."""
     flags = ("--device", "emu:1GiB", "-c", "64", "--pipeline", "batch")
     for count in (1, 4):
         planned = plan_json(*flags, "--batch", str(count), cache=tmp_path, model=model)

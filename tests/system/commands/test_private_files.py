@@ -52,7 +52,7 @@ def test_what_commands_leave_is_their_owner_s(tmp_path: Path, model: str, lax: N
 
 
 def test_what_parts_write_is_their_owner_s(tmp_path: Path, lax: None) -> None:
-    """Even if no command has set the umask."""
+    """Write files under a lax umask: only their owner may read them."""
     made = tmp_path / "made"
     make_private(made)
     (made / "old.json").write_text("readable for all")

@@ -71,7 +71,7 @@ TIGHT = ("-c", str(LONG), "--memory", "12MiB", "--split", "1,2")
 
 
 def long_model(directory: Path, root: Path) -> Path:
-    """The same model, with a longer context."""
+    """Copy the model in `directory` to `root`, and give the copy a context of `LONG` tokens."""
     shutil.copytree(directory, root)
     config = json.loads((root / "config.json").read_text())
     (root / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONG}))

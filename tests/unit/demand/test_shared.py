@@ -108,7 +108,7 @@ def test_nothing_is_computed_on_a_slot_that_is_half_loaded(seeds: range) -> None
 
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 40] for at in range(0, len(SEEDS), 40)], ids=str)
 def test_a_copy_that_fails_is_named_and_everything_is_given_back(seeds: range) -> None:
-    """Even if no hold waited for the copy."""
+    """Let a copy fail in each of many timings, in some of which no hold waits for it."""
     before = set(threading.enumerate())
     for seed in seeds:
         random = Random(seed)

@@ -85,7 +85,7 @@ def test_a_damaged_layer_is_seen(tmp_path: Path) -> None:
 def test_both_kinds_of_files_give_the_same_layer_beside_deltanet(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As llama.cpp's converter names it: norms have 1 + w."""
+    """Write the GGUF file as llama.cpp's converter does, which adds 1 to the weights of norms."""
     model = mtp_delta.make_delta_mtp(family, tmp_path / "model")
     own, tensors = mtp_delta.own_tensors(model), gguf_delta.tensors
     names = dict(zip(own, ("eh_proj", "enorm", "hnorm", "shared_head_norm"), strict=True))
@@ -120,7 +120,7 @@ def test_a_layer_with_its_own_embedding_is_left_out(tmp_path: Path) -> None:
 
 
 def test_both_kinds_of_files_give_the_same_layer_of_exaone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As llama.cpp's converter names it: the layer is the last of all."""
+    """Write the GGUF file as llama.cpp's converter does, in which the layer has the number after the last layer's."""
     model = mtp_apart.make_apart("exaonemoe", tmp_path / "model")
     weights, layers = load_file(model.directory / "model.safetensors"), model.reference.config.num_hidden_layers
     ends = zip(mtp_apart.LAYOUTS["exaonemoe"].own, ("eh_proj", "enorm", "hnorm", "shared_head_norm"), strict=True)
@@ -148,7 +148,7 @@ def test_both_kinds_of_files_give_the_same_layer_of_exaone(tmp_path: Path, monke
 
 
 def test_both_kinds_of_files_give_the_same_layer_of_nemotron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As llama.cpp's converter names it: both blocks of the layer have one number."""
+    """Write the GGUF file as llama.cpp's converter does, in which both blocks of the layer have one number."""
     model, tensors = mtp_apart.make_apart("nemotronhmoe", tmp_path / "model"), gguf_nemotron.tensors
     weights, config = load_file(model.directory / "model.safetensors"), model.reference.config
     blocks = len(config.layers_block_type)

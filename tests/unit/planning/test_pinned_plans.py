@@ -1,4 +1,4 @@
-"""What `tpi plan` chooses for machines of docs/planning.md and the emulated presets, pinned: changes are deliberate.
+"""The plans that `tpi plan` chooses for the machines of docs/planning.md and the emulated presets are as stored.
 
 `python -m tests.unit.planning.test_pinned_plans` writes the file anew. Times are not pinned. Candidates within noise
 may change places: list each change, with the forecasts of both plans, in the commit that makes it.

@@ -1,4 +1,4 @@
-"""What a shard cache removes (partial images left behind, images over the limit) and never removes (images in use)."""
+"""A shard cache removes partial images that were left behind, and images over the limit, but none that is in use."""
 
 import json
 import os

@@ -72,7 +72,10 @@ def test_nothing_computes_with_a_segment_that_is_half_there(seeds: range) -> Non
 
 @pytest.mark.parametrize("seed", range(60))
 def test_two_rings_in_one_place_take_turns(seed: int) -> None:
-    """What one ring has loaded ahead is dropped when the other begins, and neither uses the other's bytes."""
+    """Let two rings use the same memory in turn: each drops what it has loaded ahead when the other begins.
+
+    Neither may use the other's bytes.
+    """
     random = Random(seed)
     with Shuffled(native, seed) as device, closing(TransferQueue()) as queue:
         sizes = [PAGE * random.randint(1, 4) for _ in range(SEGMENTS)]

@@ -151,7 +151,7 @@ def test_another_protocol_is_named() -> None:
     ],
 )
 def test_a_changed_message_is_another_protocol(changed: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if the version is the same."""
+    """Change a message, but not the version: the protocol number differs."""
     before = protocol()
     altered = dataclasses.make_dataclass("Join", changed, frozen=True)
     altered.__module__ = Join.__module__

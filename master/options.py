@@ -65,6 +65,7 @@ class RunOptions:
     trace: Path | None = None
     verify_weights: bool = False  # compare weights with their hashes when they are loaded
     devices: DeviceOptions = field(default_factory=DeviceOptions)  # devices of each node on this machine
+    other_devices: tuple[DeviceOptions, ...] = ()  # devices of each local worker, if they are not `devices`
     patience: float = 60.0  # seconds to wait for workers if the model does not fit without them
     rebalance: bool = False  # use workers that join at once; False: from the next request on
     keys: bool = True  # encrypt connections to other machines, and accept only known keys
@@ -77,8 +78,8 @@ class RunOptions:
         """Take the placement flags out of `flags`, resolving `TPI_WORKERS` and sizes.
 
         Raises:
-            UsageError: if both --local and --workers are given, an address or size is malformed, or the trace cannot be
-                written.
+            UsageError: if both --local and --workers are given, cards that are nodes of their own contradict one of the
+                two, an address or size is malformed, or the trace cannot be written.
         """
         named = flags.pop("workers")
         workers = worker_addresses(() if named == (NO_WORKERS,) else named)
@@ -92,20 +93,52 @@ class RunOptions:
         if flags["split"] == "auto":
             flags["split"] = None
         memory, cache = _memory(flags.pop("memory")), flags.pop("cache") or default_cache()
+        devices, *others = _by_node(DeviceOptions.from_flags(flags), flags["sparsity"], named, local)
         if flags["trace"] is not None:
             _try_writing(flags["trace"])
         return cls(
             model=flags.pop("model"),
-            local=local or 0,
-            workers=workers,
+            local=local or len(others),
+            workers=() if others else workers,
             keep_workers=bool(named),
-            discover=not workers and not named and not local,
+            discover=not (workers or named or local or others),
             memory=memory,
             cache=cache,
-            devices=DeviceOptions.from_flags(flags),
+            devices=devices,
+            other_devices=tuple(others),
             links_cache=links_file(cache),
             **{name: flags.pop(name) for name in _PLAIN},
         )
+
+
+def _by_node(
+    devices: DeviceOptions, sparsity: Sparsity, named: Sequence[str], local: int | None
+) -> list[DeviceOptions]:
+    """Return the devices of each node on this machine: one card each where a node computes with one card alone.
+
+    Args:
+        devices: what the user asked for.
+        sparsity: the value of --sparsity.
+        named: the values of --workers.
+        local: the value of --local.
+
+    Raises:
+        UsageError: if --workers or --local contradict one node for each card.
+    """
+    pipeline = devices.offload.pipeline
+    apart = pipeline in ("batch", "demand") or sparsity in ("static", "dynamic")
+    if len(devices.devices) == 1 or not apart:
+        return [devices]
+    flag = f"--pipeline {pipeline}" if pipeline in ("batch", "demand") else f"--sparsity {sparsity}"
+    count = len(devices.devices)
+    if named not in ((), (NO_WORKERS,)):
+        raise UsageError(
+            f"with {flag}, each card is a node of its own; give --device once here, start tpi worker --device NAME for "
+            "each other card, and add its address to --workers"
+        )
+    if local not in (None, count - 1):
+        raise UsageError(f"with {flag}, the {count} cards are {count} nodes; leave --local out")
+    return list(devices.apart)
 
 
 def links_file(cache: Path) -> Path | None:

@@ -325,8 +325,9 @@ class Session:
         placement = self.placement
         if not placement.local:
             return list(placement.workers)
-        limits, devices = (own_threads(placement), own_limit(placement)), placement.devices.arguments
-        workers = LocalWorkers(placement.local, placement.cache, *limits, arguments=devices)
+        limits = (own_threads(placement), own_limit(placement))
+        devices = placement.other_devices or [placement.devices] * placement.local
+        workers = LocalWorkers([each.arguments for each in devices], placement.cache, *limits)
         return stack.enter_context(workers).addresses
 
     def _memories(self) -> list[int]:

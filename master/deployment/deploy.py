@@ -345,7 +345,7 @@ def one_process_is_faster(options: RunOptions, pack: Pack) -> bool:
 
     Several nodes are useful only if limits on memory or threads per node give one process alone less.
     """
-    if not options.local or options.threads:
+    if not options.local or options.other_devices or options.threads:
         return False
     memory = options.memory or own_memory(options) * (1 + options.local)
     return _IN_MEMORY * sum(file.stat().st_size for file in pack.path.glob("*.safetensors")) < memory

@@ -10,7 +10,7 @@ from master.deployment.stages import AUTO, ONE, lay_out
 from master.planning.batch import BatchReport
 from master.planning.home.batch import GroupBatchReport
 from master.planning.home.dealing import HomeModel
-from master.planning.home.flags import home_of, home_options
+from master.planning.home.flags import home_of, home_options, nodes_of_cards
 from master.planning.home.members import Home
 from master.planning.home.report import HomeReport
 from master.planning.node import NodeFlags, PlannedNode, planned_node
@@ -20,7 +20,7 @@ from master.planning.report import PlanReport
 from master.planning.shapes import ModelShape, model_shape
 from master.workers.survey import measure_disks
 from scheduler.model.home.problem import HomeSplit
-from scheduler.model.home.solve import best_split
+from scheduler.model.home.solve import best_split, split_equally
 from scheduler.model.machine import EXAMPLE, NodeMachine
 from scheduler.model.offload.work import Workload
 from tpi.config import ModelConfig, default_cache, parse_size
@@ -99,8 +99,8 @@ def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | 
     """Show where weights would be stored and computed, and how fast that would be, without loading any."""
     if svg is not None and flags["batch"] == 1:
         raise UsageError("--svg draws the roofs of a batch; give --batch with the number of requests, such as 256")
-    if svg is not None and any(flags[name] for name in ("devices", "topology", "workers")):
-        raise UsageError("--svg draws the roofs of one machine; leave it out where several are named")
+    if svg is not None and (nodes_of_cards(flags) or any(flags[name] for name in ("devices", "topology", "workers"))):
+        raise UsageError("--svg draws the roofs of one node; leave it out where several are named")
     refuse_pipeline(flags["pipeline"], flags["batch"])
     if home := home_of(flags, _node_flags(flags), cache or default_cache(), _files(cache or default_cache())):
         _plan_home(home, model, dtype, as_json, cache or default_cache(), flags)
@@ -229,7 +229,7 @@ def _plan_home(
     left = (several_cards(machine) for machine in home.batching)
     if flags["batch"] > 1 and (why := next(filter(None, (_without_batches(shape.config), *left)), "")):
         raise PlanError(why)
-    batched = flags["batch"] > 1 and not staged
+    batched = not staged and (flags["batch"] > 1 or flags["pipeline"] == "batch")
     report = None if home.cards and batched else _home_report(asked, not flags["workers"], flags["stages"])
     if flags["draft"] is not None:
         _refuse_draft(shape, bool(home.cards), report is not None and report.ahead.reads)
@@ -241,7 +241,7 @@ def _plan_home(
         return
     if report and report.mtp:
         note(report.mtp.words())
-    batch = GroupBatchReport.of(asked, _dealt(asked)) if batched else None
+    batch = GroupBatchReport.of(asked, _dealt(asked, equally=nodes_of_cards(flags))) if batched else None
     if as_json:
         fields = report.fields() if report else {}
         click.echo(json_text(fields | ({"batch": batch.fields()} if batch else {})))
@@ -268,8 +268,11 @@ def _home_report(asked: HomeModel, drop: bool, stages: str) -> HomeReport | None
         return None
 
 
-def _dealt(asked: HomeModel) -> HomeSplit:
-    return best_split(replace(asked, request=replace(asked.request, sequences=1)).problem)
+def _dealt(asked: HomeModel, equally: bool) -> HomeSplit:
+    """Return the split that is made for a single request; with `equally`, equal parts for all nodes, if they fit."""
+    problem = replace(asked, request=replace(asked.request, sequences=1)).problem
+    found = split_equally(problem, tuple(range(len(problem.nodes)))) if equally else None
+    return found or best_split(problem, drop=not equally)
 
 
 def _report(shape: ModelShape, node: PlannedNode, case: Case, batch: BatchReport | None) -> PlanReport | None:

@@ -1,4 +1,4 @@
-"""Worker processes on this machine, for `--local N`: on free ports, each with its own cache.
+"""Worker processes on this machine, for `--local N` and for further cards: on free ports, each with its own cache.
 
 A worker exits when its stdin closes, which the operating system does even if this process is killed.
 """
@@ -29,29 +29,27 @@ _FILES, _FILES_EACH = 40, 14  # open files of a run, and of each worker
 
 
 class LocalWorkers:
-    """`count` worker processes; a context manager. `addresses` is known once it is entered."""
+    """Some worker processes; a context manager. `addresses` is known once it is entered."""
 
     def __init__(
         self,
-        count: int,
+        arguments: Sequence[Sequence[str]],
         cache: Path,
         threads: int = 0,
         memory: int = 0,
         command: Sequence[str] = COMMAND,
-        arguments: Sequence[str] = (),
     ) -> None:
-        """Prepare the processes. `threads` and `memory` (bytes) are limits of each worker; 0 lets the worker choose.
+        """Prepare one process for each of `arguments`, the further command-line arguments of that worker.
 
-        All workers get the command-line `arguments` too.
+        `threads` and `memory` (bytes) are limits of each worker; 0 lets the worker choose.
         """
         self.addresses: list[str] = []
         self._command = command
         self._limits = [
             *(["-t", str(threads)] if threads else []),
             *(["--memory", f"{memory}B"] if memory else []),
-            *arguments,
         ]
-        self._caches = [cache / "local" / f"worker-{number}" for number in range(1, count + 1)]
+        self._arguments = {cache / "local" / f"worker-{at}": list(own) for at, own in enumerate(arguments, 1)}
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "LocalWorkers":
@@ -61,13 +59,13 @@ class LocalWorkers:
             NodeLost: if one does not start; the message has the end of its log.
             UsageError: if loopback connections fail, or this machine allows too few open files.
         """
-        files = _FILES + _FILES_EACH * len(self._caches)
+        files = _FILES + _FILES_EACH * len(self._arguments)
         require_open_files(files, "--local", ", or give a smaller --local")
         _require_loopback()
         try:
-            for cache in self._caches:
-                self._processes.append(self._start(cache))
-            self.addresses = [self._address(*pair) for pair in zip(self._processes, self._caches, strict=True)]
+            for cache, own in self._arguments.items():
+                self._processes.append(self._start(cache, own))
+            self.addresses = [self._address(*pair) for pair in zip(self._processes, self._arguments, strict=True)]
         except BaseException:
             self.stop()
             raise
@@ -88,13 +86,13 @@ class LocalWorkers:
             _wait(process, ends)
         self._processes = []
 
-    def _start(self, cache: Path) -> subprocess.Popen[bytes]:
+    def _start(self, cache: Path, own: Sequence[str]) -> subprocess.Popen[bytes]:
         arguments = ["--listen", "127.0.0.1:0", "--name", cache.name, "--cache", str(cache), "--attached"]
         environment = {name: value for name, value in os.environ.items() if name != "TPI_CACHE_LIMIT"}
         with _opened_log(cache) as log:  # the master's limit covers the whole cache, not each worker's part
             # its own session: Ctrl-C reaches only the master, which then stops its workers
             return subprocess.Popen(
-                [*self._command, *arguments, *self._limits],
+                [*self._command, *arguments, *self._limits, *own],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
                 env=environment,
             )  # fmt: skip

@@ -1,12 +1,13 @@
 """Options for a node's accelerators, from the command line's flags or a worker's profile."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
 
 import click
 
 from tpi.config import parse_size
+from tpi.devices.emulated.machine import part_of_emulated
 from tpi.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -102,6 +103,15 @@ class DeviceOptions:
         memory: tuple[int | None, ...] = self.gpu_memory or (None,)
         every = memory if len(memory) > 1 else memory * len(self.devices)
         return list(zip(self.devices, every, strict=True))
+
+    @property
+    def apart(self) -> "tuple[DeviceOptions, ...]":
+        """The options of one node for each card. The nodes share this machine: emulated hosts are divided equally."""
+        count = len(self.devices)
+        return tuple(
+            replace(self, devices=(part_of_emulated(name, count),), gpu_memory=() if limit is None else (limit,))
+            for name, limit in self.limits
+        )
 
     @property
     def arguments(self) -> list[str]:

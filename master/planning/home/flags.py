@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import click
 
 from master.options import links_file, worker_addresses
-from master.planning.home.members import DEFAULT_LINK, Home, described_home, home_in_file
+from master.planning.home.members import DEFAULT_LINK, Home, described_home, home_in_file, home_of_cards
 from master.planning.node import NodeFlags, planned_node
 from tpi.errors import UsageError
 from tpi.keys.policy import KeyPolicy
@@ -45,9 +45,15 @@ def home_options(command: Command) -> Command:
     return command
 
 
+def nodes_of_cards(flags: dict[str, Any]) -> bool:
+    """Return True if each of the cards that the flags name is a node of its own, as `tpi run` makes it for batches."""
+    return flags["pipeline"] == "batch" and len(flags["device"]) > 1
+
+
 def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Path]) -> Home | None:
     """Return the home that the flags name, or None. `files` are on the disk from which this machine would read.
 
+    With `--pipeline batch`, a machine with several cards is a home too, with one node for each card.
     With `--batch`, the flags of a single machine describe each of `--devices`, or this machine if `--workers` is given.
 
     Raises:
@@ -60,7 +66,12 @@ def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Pat
     if flags["no_keys"] and named != ["workers"]:
         raise UsageError("--no-keys says how --workers are asked; give it with --workers only")
     if not named:
-        return None
+        if not nodes_of_cards(flags):
+            return None
+        if lost := next((name for name in ("weights", "kv") if flags[name] != "auto"), None):
+            raise UsageError(f"a plan of --pipeline batch for several cards cannot count --{lost}; leave it out")
+        whole = planned_node(node, cache, files)
+        return home_of_cards(whole.machine, whole.origin)
     if len(named) > 1:
         raise UsageError(f"--{named[0]} and --{named[1]} exclude each other; give one of them")
     given = [name for name in _ALONE if flags[name]]

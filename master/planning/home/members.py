@@ -63,6 +63,28 @@ class Home:
         return replace(self, machines=hosts, cards=cards, origin=f"{self.origin}, each as described")
 
 
+def home_of_cards(machine: NodeMachine, origin: str) -> Home:
+    """Return the nodes into which `--pipeline batch` divides a machine with several accelerators: one for each.
+
+    The nodes have equal parts of the host, its memory, its bus and its disk, and are joined by the loopback interface.
+    `origin` says where the figures come from.
+    """
+    count = len(machine.cards)
+    host, disk = machine.host, machine.disk
+    part = replace(
+        machine,
+        host=replace(host, read=host.read / count, operations=host.operations / count),
+        memory=machine.memory // count,
+        disk=replace(disk, read=disk.read / count),
+        bus=machine.bus / count,
+        more=(),
+    )
+    names = ("master", *(f"worker-{number}" for number in range(1, count)))
+    cards = tuple(replace(part, accelerator=card) for card in machine.cards)
+    hosts = (replace(part, accelerator=None),) * count
+    return Home(names, hosts, LinkTable.uniform(count, LOOPBACK), f"{origin}, one node for each card", cards)
+
+
 def described_home(devices: str, link: str) -> Home:
     """Return machines with the given memory, such as `8x8GiB` or `16GiB, 3x8GiB`, all joined by equal links.
 

@@ -77,7 +77,14 @@ def test_local_workers_get_the_flags_too(model: tuple[str, ...], tmp_path: Path)
         ),
         (("--device", "emu:1GiB", "--device", "emu:1MiB", "--gpu-memory", "2MiB"), "give a smaller --gpu-memory"),
         (("--device", "emu:9KiB", "--device", "emu:9KiB", "--weights", "gpu"), "--gpu-memory"),
-        (("--device", "emu:1GiB", "--device", "emu:1GiB", "--pipeline", "batch"), "give --device once"),
+        (
+            ("--device", "emu:1GiB", "--device", "emu:1GiB", "--pipeline", "batch", "--local", "2"),
+            "with --pipeline batch, the 2 cards are 2 nodes; leave --local out",
+        ),
+        (
+            ("--device", "emu:1GiB", "--device", "emu:1GiB", "--sparsity", "static", "--workers", "192.0.2.1:9"),
+            "with --sparsity static, each card is a node of its own; give --device once here",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_in_one_sentence(
@@ -119,6 +126,22 @@ def test_two_cards_of_one_node_each_with_its_memory_and_tracks(model: tuple[str,
     events = json.loads(trace.read_text())["traceEvents"]
     named = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert named >= TRACKS | {f"{track} on emu-2" for track in ("accelerator", "weight load")}
+
+
+@pytest.mark.parametrize("pipeline", ["batch", "demand"])
+def test_each_card_is_a_node_where_a_node_uses_one_card(
+    pipeline: str, tiny_model: Callable[[str], TinyModel], tmp_path: Path
+) -> None:
+    """Batches and experts on demand take one card a node. Each node has its card, its limit and half of the host."""
+    model = ("-m", str(tiny_model("qwen3moe").directory), "--dtype", "f32")
+    plain = run_json(*model, *PROMPT, cache=tmp_path)
+    cards = ("--device", EMULATED, "--device", "emu:48MiB,stretch=1,name=second", "--gpu-memory", "32MiB")
+    apart: Any = run_json(*model, *PROMPT, *cards, "--pipeline", pipeline, cache=tmp_path)
+    assert apart["token_ids"] == plain["token_ids"]
+    first, second = (node["accelerator"] for node in apart["nodes"])
+    assert "emu" in first
+    assert "second" not in first
+    assert "second" in second
 
 
 def test_a_run_that_contradicts_a_measurement_repeats_it(model: tuple[str, ...], tmp_path: Path) -> None:

@@ -141,4 +141,4 @@ def test_a_file_size_limit_leaves_no_partial_image(tmp_path: Path, monkeypatch: 
 def test_an_unwritable_cache_of_local_workers_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(WeightsError, match=r"cannot use .*file/local/worker-1 .*: Not a directory; .*--cache"):
-        LocalWorkers(1, tmp_path / "file").__enter__()
+        LocalWorkers([()], tmp_path / "file").__enter__()

@@ -150,9 +150,9 @@ WRONG = [
     ),
     ((*LAPTOP, "--remeasure"), "--remeasure measures this machine"),
     (("--device", "emu:1GiB", "--remeasure"), "--remeasure measures this machine"),
-    ((*TWO, "--batch", "8", "--pipeline", "batch"), "computes on one accelerator, and several are named"),
-    ((*TWO, "--batch", "8", "--svg", "roofs.svg"), "computes on one accelerator, and several are named"),
-    (("--devices", "2x64GiB", *TWO, "--batch", "8"), "computes on one accelerator, and several are named"),
+    ((*TWO, "--batch", "8", "--pipeline", "batch", "--svg", "roofs.svg"), "leave it out where several are named"),
+    ((*TWO, "--batch", "8", "--svg", "roofs.svg"), "a batch on one accelerator, and this one has several"),
+    (("--devices", "2x64GiB", *TWO, "--batch", "8"), "a batch on one accelerator, and this one has several"),
     ((*LAPTOP, "--memory", "100MiB"), r"--memory \d+MiB would do"),
     ((*LAPTOP, "--memory", "0"), "--memory 0 leaves nothing"),
     ((*LAPTOP, "--memory", "lots"), "'lots' is not a size"),
@@ -190,8 +190,8 @@ def test_with_several_cards_no_micro_batches_are_planned(model: str, tmp_path: P
     assert "GPU 2 has" in done.stdout
     assert "in a batch" not in done.stdout
     assert done.stderr == (
-        "tpi: the plan is without micro-batches: --pipeline batch computes on one accelerator, and several are named; "
-        "give --device once\n"
+        "tpi: the plan is without micro-batches: a node computes a batch on one accelerator, and this one has several; "
+        "start one worker for each of them (on the master's machine, --pipeline batch does that)\n"
     )
     assert "batch" not in plan_json(*flags, cache=tmp_path, model=model)
 

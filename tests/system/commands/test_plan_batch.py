@@ -106,3 +106,20 @@ def test_the_policy_of_a_group_in_words(tmp_path: Path) -> None:
     for text in ("the same on all nodes", "master, device-1: attention on the", "the roof for tokens is"):
         assert text in near
     assert "left out, because single requests are faster without them: device-1" in far
+
+
+def test_four_cards_are_four_nodes(tmp_path: Path) -> None:
+    """Each node has a quarter of the model and of the host, and waits for sums with the others."""
+    asked = ("--pipeline", "batch", "--dtype", "bf16", "--batch", "512", "--prompt-tokens", "77", "--gen-tokens", "128")
+    found = {}
+    for count in (1, 4):
+        cards = ("--device", "emu:t4") * count
+        done = tpi_here("plan", "-m", MIXTRAL, *cards, *asked, "--json", cache=tmp_path)
+        assert done.returncode == 0, done.stderr
+        found[count] = json.loads(done.stdout)["batch"]
+    assert found[4]["left_out"] == []
+    assert [node["name"] for node in found[4]["nodes"]] == ["master", "worker-1", "worker-2", "worker-3"]
+    assert 1.5 < found[4]["tokens_per_s"] / found[1]["tokens_per_s"] < 8
+    done = tpi_here("plan", "-m", MIXTRAL, *("--device", "emu:t4") * 2, *asked, "--kv", "ram", cache=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "cannot count --kv" in done.stderr

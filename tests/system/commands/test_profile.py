@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,6 +196,21 @@ def test_neurons_are_renumbered_for_their_nodes(pack: Path, tmp_path: Path) -> N
     assert done.returncode == 0
     assert "tpi: neurons get no new numbers: " in done.stderr
     assert "is in use by a running process; end it, and profile the model again" in done.stderr
+
+
+def test_active_neurons_lie_on_two_cards_that_are_two_nodes(pack: Path, tmp_path: Path) -> None:
+    """Each card is a node of its own, with its part of the neurons and of their predictors."""
+    save_predictors(pack / "predictors.safetensors", list(exact_predictors(Pack.open(pack)).values()))
+    cache = tmp_path / "cache"
+    profiled = ("profile", "-m", str(pack), "--text", str(TEXT), "--tokens", "1024", "--split", "1,1")
+    assert tpi(*profiled, cache=cache).returncode == 0
+    asked = ("-m", str(pack), "--raw", "-p", "import os", "--temp", "0", "-n", "8", "-c", "64")
+    cards = ("--device", "emu:64MiB,stretch=1,name=first", "--device", "emu:64MiB,stretch=1,name=second")
+    dense = run_json(*asked, "--sparsity", "off", cache=cache)
+    for mode in ("static", "dynamic"):
+        sparse: Any = run_json(*asked, *cards, "--sparsity", mode, cache=cache)
+        assert sparse["token_ids"] == dense["token_ids"]
+        assert [node["accelerator"].split()[0] for node in sparse["nodes"]] == ["first", "second"]
 
 
 @pytest.mark.parametrize(("split", "says"), [("1,x", "is neither equal"), (",".join("1" * 40), "too few for 40 nodes")])

@@ -133,7 +133,7 @@ def test_an_attached_worker_leaves_with_its_parent(tmp_path: Path) -> None:
 def test_local_workers_start_and_stop_together(tmp_path: Path) -> None:
     model = MadeUpModel()
     for expected in (29184, 0):
-        with LocalWorkers(2, tmp_path, command=[*FAKE_WORKER]) as local:
+        with LocalWorkers([()] * 2, tmp_path, command=[*FAKE_WORKER]) as local:
             pids = [process.pid for process in local._processes]
             with Cluster.connect(local.addresses) as cluster:
                 assert [hello.name for hello in cluster.hellos] == ["worker-1", "worker-2"]
@@ -144,7 +144,7 @@ def test_local_workers_start_and_stop_together(tmp_path: Path) -> None:
 
 def test_a_local_worker_that_stands_still_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("master.workers.local.STOP_S", 0.5)
-    with LocalWorkers(1, tmp_path, command=[*FAKE_WORKER]) as local:
+    with LocalWorkers([()], tmp_path, command=[*FAKE_WORKER]) as local:
         (process,) = local._processes
         os.kill(process.pid, signal.SIGSTOP)
     assert not psutil.pid_exists(process.pid)
@@ -153,14 +153,14 @@ def test_a_local_worker_that_stands_still_is_ended_too(tmp_path: Path, monkeypat
 def test_a_local_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no room here')"]
     with pytest.raises(NodeLost, match=r"worker-1 did not start: no room here"):
-        LocalWorkers(2, tmp_path, command=command).__enter__()
+        LocalWorkers([()] * 2, tmp_path, command=command).__enter__()
 
 
 def test_two_clusters_at_once(tmp_path: Path) -> None:
     model = MadeUpModel()
 
     def run(results: list[int]) -> None:
-        with LocalWorkers(1, tmp_path, command=[*FAKE_WORKER]) as local, Cluster.connect(local.addresses) as cluster:
+        with LocalWorkers([()], tmp_path, command=[*FAKE_WORKER]) as local, Cluster.connect(local.addresses) as cluster:
             cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:2], model)
             cluster.step(step(cluster.session, 1, 0))
             results.append(cluster.stats()[0].steps)

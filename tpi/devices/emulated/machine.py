@@ -9,6 +9,7 @@ from tpi.config import parse_size
 from tpi.devices.emulated.presets import PRESETS
 from tpi.errors import UsageError
 
+EMULATED = "emu:"
 _EXAMPLE = "write for example emu:6GiB,link=2GB/s,host=0.25"
 _NUMBER = r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
 _RATE = re.compile(rf"{_NUMBER}\s*([KMGTP]?)(?:FLOPS|FLOP/s)?", re.IGNORECASE)
@@ -73,6 +74,21 @@ def parse_emulated(text: str) -> EmulatedMachine:
             f"emu:{text} begins with neither the accelerator's memory nor one of {', '.join(PRESETS)}; {_EXAMPLE}"
         )
     return _changed(EmulatedMachine(_size("capacity", first)), words)
+
+
+def part_of_emulated(name: str, count: int) -> str:
+    """Return the device `name` with a host and disk that are one of `count` equal parts, if it is emulated.
+
+    Any other device is returned unchanged. The accelerator keeps all of its speed and memory.
+
+    Raises:
+        UsageError: as for `parse_emulated`.
+    """
+    if count == 1 or not name.startswith(EMULATED):
+        return name
+    whole = parse_emulated(name.removeprefix(EMULATED))
+    rates = {each: getattr(whole, each) / count for each in ("host_memory", "host_flops", "disk")}
+    return EMULATED + replace(whole, ram=whole.ram // count, **rates).text()
 
 
 def _changed(machine: EmulatedMachine, words: list[str]) -> EmulatedMachine:

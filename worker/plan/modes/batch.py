@@ -248,7 +248,10 @@ def several_cards(machine: NodeMachine) -> str:
     """Return an error message if the machine has several accelerators, since batches use one; empty otherwise."""
     if not machine.more:
         return ""
-    return "--pipeline batch computes on one accelerator, and several are named; give --device once"
+    return (
+        "a node computes a batch on one accelerator, and this one has several; start one worker for each "
+        "of them (on the master's machine, --pipeline batch does that)"
+    )
 
 
 def batches_allowed(plan: NodePlan, machine: NodeMachine, options: OffloadOptions) -> bool:

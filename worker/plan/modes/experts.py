@@ -190,7 +190,7 @@ def _refusal(case: Case) -> str:
     if plan.config.mixture is None:
         return f"{what}, and this model has no experts; leave it out"
     if len(machine.cards) > 1:
-        return f"{what}, and works with one accelerator only; give --device once"
+        return f"{what}, and a node does so with one accelerator; start one worker for each card"
     if machine.shared:
         return f"{what}, and this accelerator shares its memory with the host, so nothing needs copying; leave it out"
     if options.weights != "auto" or options.crossover == 1 or plan.options.window:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.kernels.expert_cases import ExpertsCase, experts_case
+from tests.support.kernels.isas import over_isas
 from tests.support.kernels.kernel_cases import ffn_case, native, norm_spec, normal, reference
 from tests.support.kernels.pairwise import pairwise
 from tpi.config import Format, Mixture
@@ -155,15 +156,39 @@ def test_a_segment_without_the_chosen_experts_comes_to_nothing() -> None:
     assert native.experts(case.spec, case.data, case.x[:0], none).shape == (0, 64)
 
 
-@pytest.mark.parametrize("format", ["f32", "q4"])
-@pytest.mark.parametrize("tokens", [1, 4, 20])
-def test_a_chain_has_the_bits_of_its_parts(format: Format, tokens: int) -> None:
-    case = experts_case(np.random.default_rng(6), format=format, tokens=tokens, shared=1, gate=True)
-    prepared = native.prepare(case.spec, case.x)
-    apart = native.experts(case.spec, case.data, prepared, native.route(case.spec.router, prepared))
+@over_isas(("format", "tokens", "shared"), FORMATS, [1, 2, 5, 16, 20], [0, 1])
+def test_a_chain_has_the_bits_of_its_parts(
+    isa: str, format: tuple[Format, Layout | None], tokens: int, shared: int
+) -> None:
+    """A chain computes a step of up to 16 tokens as one job, over all threads; a block alone takes three."""
+    groups = Mixture(
+        6, 2, 64, 32 * shared, scores="sigmoid", normalised=True, scale=1.5, groups=3, groups_used=2, group_best=1
+    )
+    for mixture in (None, groups):
+        case = experts_case(
+            np.random.default_rng(6), format=format[0], layout=format[1], tokens=tokens, shared=shared,
+            gate=shared > 0, bias=mixture is None, hidden=96, mixture=mixture,
+        )  # fmt: skip
+        prepared = native.prepare(case.spec, case.x)
+        apart = native.experts(case.spec, case.data, prepared, native.route(case.spec.router, prepared))
+        chain = native.open_chain([ChainBlock(case.spec, case.data, Residual())] * 2)
+        batch = replace(NO_TOKENS, positions=np.zeros(tokens, np.int32), sequence=np.zeros(tokens, np.int32))
+        first = case.x + apart
+        prepared = native.prepare(case.spec, first)
+        again = native.experts(case.spec, case.data, prepared, native.route(case.spec.router, prepared))
+        np.testing.assert_array_equal(chain.run(case.x, batch), first + again)
+
+
+def test_a_token_has_the_same_bits_in_a_chain_step_of_several() -> None:
+    case = experts_case(np.random.default_rng(8), format="q4", tokens=9, shared=1, gate=True, hidden=1024)
     chain = native.open_chain([ChainBlock(case.spec, case.data, Residual())])
-    batch = replace(NO_TOKENS, positions=np.zeros(tokens, np.int32), sequence=np.zeros(tokens, np.int32))
-    np.testing.assert_array_equal(chain.run(case.x, batch), case.x + apart)
+
+    def run(x: F32) -> F32:
+        count = np.zeros(len(x), np.int32)
+        return chain.run(x, replace(NO_TOKENS, positions=count, sequence=count))
+
+    together = run(case.x)  # 9 tokens of 1024 values: the threads share the norm; a thread alone computes one token's
+    np.testing.assert_array_equal(together, np.concatenate([run(case.x[t : t + 1]) for t in range(9)]))
 
 
 @pytest.mark.parametrize("wrong", ["experts", "shape", "data"])

@@ -62,13 +62,15 @@ void Chain::recur(nb::object plan, nb::handle data, nb::handle states, nb::tuple
 void Chain::experts(nb::object plan, nb::handle data, nb::tuple residual) {
     const auto* kernel = nb::cast<const ExpertsPlan*>(plan);
     check_plan(*kernel, hidden_);
-    stages_.push_back({std::move(plan), nullptr, nullptr, kernel, nullptr, kernel->weights(data), nullptr, nullptr,
-                       keep_residual(residual)});
+    auto weights = kernel->weights(data);
+    ExpertsPlan::Weights places = kernel->together(weights->as<uint8_t>());
+    stages_.push_back({std::move(plan), nullptr, nullptr, kernel, nullptr, std::move(weights), nullptr, nullptr,
+                       keep_residual(residual), nullptr, std::move(places)});
 }
 
 void Chain::compute(const Stage& stage, const BatchArrays& batch, const StepStates* states, size_t tokens,
                     const float* in, float* out) const {
-    if (stage.experts) return stage.experts->whole(*stage.data, tokens, in, out, prepared_);
+    if (stage.experts) return stage.experts->whole(stage.places, tokens, in, out, memory_);
     if (stage.recurrent) return stage.recurrent->compute(*stage.data, *states, tokens, in, nullptr, out, nullptr);
     if (stage.attention)
         run_alone(kernels().attention, stage.attention->call(*stage.data, *stage.keys, *stage.values, batch, in, out));

@@ -44,6 +44,7 @@ private:
         std::unique_ptr<Array> data, keys, values;
         Residual residual;
         std::unique_ptr<Array> states{};  // of a block with states
+        ExpertsPlan::Weights places{};    // of a block of experts
     };
     void compute(const Stage& stage, const BatchArrays& batch, const StepStates* states, size_t tokens, const float* in,
                  float* out) const;
@@ -51,7 +52,7 @@ private:
 
     size_t hidden_;
     std::vector<Stage> stages_;
-    mutable PreparedInput prepared_;  // of the experts that run, one call at a time
+    mutable ExpertsMemory memory_;  // of the experts that run, one call at a time
 };
 
 }  // namespace tpi

@@ -1,5 +1,6 @@
 #include "experts_plan.hpp"
 
+#include <algorithm>
 #include <numeric>
 
 namespace tpi {
@@ -54,20 +55,29 @@ Matrix RouterPlan::matrix() const {
     return {weight_->as<uint8_t>(), Format::f32, false, settings_.experts, 1, hidden_, bytes, bytes};
 }
 
-Routed RouterPlan::route(const Prepared& in) const {
+void RouterPlan::fit(size_t tokens, Routed& chosen) const {
+    chosen.experts.resize(tokens * settings_.used);
+    chosen.weights.resize(tokens * settings_.used);
+    chosen.shared.resize(shared_.empty() ? 0 : tokens);
+    chosen.logits.resize(tokens * settings_.experts);
+    chosen.memory.fit(settings_);
+}
+
+void RouterPlan::choose(const Prepared& in, Routed& chosen) const {
     size_t used = settings_.used, count = settings_.experts;
-    Routed chosen{std::vector<int32_t>(in.tokens * used), std::vector<float>(in.tokens * used), {}};
-    std::vector<float> logits(in.tokens * count), ranked(count);
-    run_alone(kernels().rows, RowsCall{matrix(), in.tokens, in.x, logits.data(), &in});
     for (size_t t = 0; t < in.tokens; ++t)
-        choose_experts(settings_, or_null(bias_), or_null(choice_), logits.data() + t * count, ranked.data(),
+        choose_experts(settings_, or_null(bias_), or_null(choice_), chosen.logits.data() + t * count, chosen.memory,
                        chosen.experts.data() + t * used, chosen.weights.data() + t * used);
     for (size_t i = 0; i < chosen.weights.size() && !factors_.empty(); ++i)
         chosen.weights[i] *= factors_[static_cast<size_t>(chosen.experts[i])];
-    for (size_t t = 0; t < in.tokens && !shared_.empty(); ++t)
-        chosen.shared.push_back(
-            sigmoid(std::inner_product(shared_.begin(), shared_.end(), in.x + t * in.stride, 0.0f)));
-    return chosen;
+    for (size_t t = 0; t < chosen.shared.size(); ++t)
+        chosen.shared[t] = sigmoid(std::inner_product(shared_.begin(), shared_.end(), in.x + t * in.stride, 0.0f));
+}
+
+void RouterPlan::route(const Prepared& in, Routed& chosen) const {
+    fit(in.tokens, chosen);
+    run_alone(kernels().rows, RowsCall{matrix(), in.tokens, in.x, chosen.logits.data(), &in});
+    choose(in, chosen);
 }
 
 void RouterPlan::route(nb::handle x, nb::handle experts, nb::handle weights, nb::object shared) const {
@@ -79,21 +89,14 @@ void RouterPlan::route(nb::handle x, nb::handle experts, nb::handle weights, nb:
     if (shared_.empty() == out.shared.has_value())
         throw KernelError("shared weights need a router with a gate for shared experts, and such a router needs them");
     nb::gil_scoped_release unlocked;
-    Routed chosen = route(in);
+    Routed chosen;
+    route(in, chosen);
     std::copy(chosen.experts.begin(), chosen.experts.end(), out.experts.as<int32_t>());
     std::copy(chosen.weights.begin(), chosen.weights.end(), out.weights.as<float>());
     if (out.shared) std::copy(chosen.shared.begin(), chosen.shared.end(), out.shared->as<float>());
 }
 
 // ---- the experts ----
-
-// The parts that some tokens use, and their pairs: for each expert the tokens that chose it, in order.
-struct ExpertsPlan::Parts {
-    std::vector<ExpertPart> parts;
-    std::vector<int32_t> token;
-    std::vector<float> weight;
-    bool floats = false;
-};
 
 ExpertsPlan::ExpertsPlan(nb::object router, nb::object routed, nb::object shared,
                          std::vector<std::pair<size_t, size_t>> pieces, nb::object down_bias, std::vector<bool> begins)
@@ -139,9 +142,10 @@ void ExpertsPlan::run(nb::handle data, nb::handle x, nb::handle experts, nb::han
     RoutingArrays chosen(experts, weights, shared, in.tokens, router_->settings().used, false);
     check_indices(chosen.experts, "an expert", router_->settings().experts);
     Array result(out, "out", "f", {length(in.tokens), length(hidden())}, true);
+    PartList list;
     nb::gil_scoped_release unlocked;
     compute(together(held->as<uint8_t>()), in, chosen.experts.as<int32_t>(), chosen.weights.as<float>(),
-            chosen.shared ? chosen.shared->as<float>() : nullptr, result.as<float>());
+            chosen.shared ? chosen.shared->as<float>() : nullptr, result.as<float>(), list);
 }
 
 void ExpertsPlan::run_pieces(std::vector<std::pair<size_t, nb::object>> data, nb::object beside, nb::handle x,
@@ -166,9 +170,10 @@ void ExpertsPlan::run_pieces(std::vector<std::pair<size_t, nb::object>> data, nb
     RoutingArrays chosen(experts, weights, shared, in.tokens, router_->settings().used, false);
     check_indices(chosen.experts, "an expert", router_->settings().experts);
     Array result(out, "out", "f", {length(in.tokens), length(hidden())}, true);
+    PartList list;
     nb::gil_scoped_release unlocked;
     compute(places, in, chosen.experts.as<int32_t>(), chosen.weights.as<float>(),
-            chosen.shared ? chosen.shared->as<float>() : nullptr, result.as<float>());
+            chosen.shared ? chosen.shared->as<float>() : nullptr, result.as<float>(), list);
 }
 
 ExpertsPlan::Weights ExpertsPlan::together(const uint8_t* data) const {
@@ -181,41 +186,76 @@ ExpertsPlan::Weights ExpertsPlan::together(const uint8_t* data) const {
     return found;
 }
 
-void ExpertsPlan::whole(const Array& weights, size_t tokens, const float* x, float* out, PreparedInput& memory) const {
-    const Prepared& in = memory.take(tokens, hidden(), forms_.of(tokens));
+void ExpertsPlan::whole(const Weights& data, size_t tokens, const float* x, float* out, ExpertsMemory& memory) const {
+    if (tokens <= kStreamTokens) return whole_in_one_job(data, tokens, x, out, memory);
+    const Prepared& in = memory.prepared.take(tokens, hidden(), forms_.of(tokens));
     run_alone(kernels().prepare, PrepareCall{router_->norm(), hidden(), x, in});
-    Routed chosen = router_->route(in);
-    compute(together(weights.as<uint8_t>()), in, chosen.experts.data(), chosen.weights.data(), or_null(chosen.shared), out);
+    Routed& chosen = memory.routed;
+    router_->route(in, chosen);
+    compute(data, in, chosen.experts.data(), chosen.weights.data(), or_null(chosen.shared), out, memory.list);
 }
 
-ExpertsPlan::Parts ExpertsPlan::parts_of(const Weights& data, size_t tokens, const int32_t* experts,
-                                         const float* weights, const float* shared) const {
-    size_t used = router_->settings().used, pairs = tokens * used;
-    std::vector<size_t> first(router_->settings().experts + 1, 0);
-    for (size_t i = 0; i < pairs; ++i) ++first[static_cast<size_t>(experts[i]) + 1];
+void ExpertsPlan::whole_in_one_job(const Weights& data, size_t tokens, const float* x, float* out,
+                                   ExpertsMemory& memory) const {
+    struct Context {
+        const ExpertsPlan& plan;
+        const Weights& data;
+        ExpertsMemory& memory;
+    } context{*this, data, memory};
+    router_->fit(tokens, memory.routed);
+    fit(tokens, data, memory.list);
+    auto choose = [](void* any, const Prepared& in) {
+        auto& [plan, places, own] = *static_cast<Context*>(any);
+        Routed& chosen = own.routed;
+        plan.router_->choose(in, chosen);
+        plan.list_parts(places, in.tokens, chosen.experts.data(), chosen.weights.data(), or_null(chosen.shared), own.list);
+        own.chosen = own.list.view();
+    };
+    RoutingCall routing{router_->norm(), x, forms_.of(tokens), router_->matrix(), memory.routed.logits.data(),
+                        choose, &context};
+    ExpertsCall call = this->call(data, tokens, memory.chosen, out);
+    call.routing = &routing;
+    run_alone(kernels().experts, call);
+    if (down_bias_)
+        add_biases(data, tokens, memory.routed.experts.data(), memory.routed.weights.data(), out);
+}
+
+// Allocate what `list_parts` needs for so many tokens.
+void ExpertsPlan::fit(size_t tokens, const Weights& data, PartList& list) const {
+    size_t experts = router_->settings().experts, count = pairs(tokens, data);
+    list.parts.reserve(pieces_.size() + 1);
+    list.token.resize(count);
+    list.weight.resize(count);
+    list.first.reserve(experts + 1);
+    list.next.reserve(experts + 1);
+}
+
+void ExpertsPlan::list_parts(const Weights& data, size_t tokens, const int32_t* experts, const float* weights,
+                             const float* shared, PartList& list) const {
+    size_t used = router_->settings().used, routed = tokens * used;
+    std::vector<size_t>&first = list.first, &next = list.next;
+    first.assign(router_->settings().experts + 1, 0);
+    for (size_t i = 0; i < routed; ++i) ++first[static_cast<size_t>(experts[i]) + 1];
     std::partial_sum(first.begin(), first.end(), first.begin());
-    Parts found;
-    found.token.resize(pairs + (data.shared ? tokens : 0));
-    found.weight.resize(found.token.size());
-    std::vector<size_t> next(first.begin(), first.end() - 1);
-    for (size_t i = 0; i < pairs; ++i) {
+    next = first;
+    for (size_t i = 0; i < routed; ++i) {
         size_t at = next[static_cast<size_t>(experts[i])]++;
-        found.token[at] = static_cast<int32_t>(i / used);
-        found.weight[at] = weights[i];
+        list.token[at] = static_cast<int32_t>(i / used);
+        list.weight[at] = weights[i];
     }
+    list.parts.clear();
     auto add = [&](FfnCall call, size_t at, size_t count, size_t turn) {
-        call.weights = found.weight.data() + at;
+        call.weights = list.weight.data() + at;
         call.tokens = count;
-        found.floats |= !call.up.tiled;
-        found.parts.push_back({call, at, turn});
+        list.parts.push_back({call, at, turn});
     };
     if (data.shared) {
         for (size_t t = 0; t < tokens; ++t) {
-            found.token[pairs + t] = static_cast<int32_t>(t);
-            found.weight[pairs + t] = shared ? shared[t] : 1.0f;
+            list.token[routed + t] = static_cast<int32_t>(t);
+            list.weight[routed + t] = shared ? shared[t] : 1.0f;
         }
         size_t units = shared_->run_layout().units();
-        if (units) add(shared_->call(data.shared, 0, units), pairs, tokens, 0);
+        if (units) add(shared_->call(data.shared, 0, units), routed, tokens, 0);
     }
     size_t unit = 0;
     for (size_t piece = 0; piece < pieces_.size(); ++piece) {
@@ -225,19 +265,34 @@ ExpertsPlan::Parts ExpertsPlan::parts_of(const Weights& data, size_t tokens, con
             add(routed_->call(data.pieces[piece], unit, units), first[expert], count, piece);
         unit += units;
     }
-    return found;
+}
+
+// The call for such weights, without its input.
+ExpertsCall ExpertsPlan::call(const Weights& data, size_t tokens, const ExpertParts& chosen, float* out) const {
+    ExpertsCall call{};
+    call.chosen = &chosen;
+    call.pairs = pairs(tokens, data);
+    call.floats = !routed_->run_layout().tiled() || (data.shared && !shared_->run_layout().tiled());
+    call.width = std::max(routed_->run_layout().width(), data.shared ? shared_->run_layout().width() : 0);
+    call.tokens = tokens;
+    call.hidden = hidden();
+    call.out = out;
+    return call;
 }
 
 void ExpertsPlan::compute(const Weights& data, const Prepared& in, const int32_t* experts, const float* weights,
-                          const float* shared, float* out) const {
+                          const float* shared, float* out, PartList& list) const {
     if (!in.tokens) return;
-    Parts parts = parts_of(data, in.tokens, experts, weights, shared);
-    if (parts.parts.empty()) {
+    fit(in.tokens, data, list);
+    list_parts(data, in.tokens, experts, weights, shared, list);
+    if (list.parts.empty()) {
         std::memset(out, 0, in.tokens * hidden() * sizeof(float));
         return;
     }
-    run_alone(kernels().experts, ExpertsCall{parts.parts.data(), parts.parts.size(), parts.token.size(),
-                                             parts.token.data(), parts.floats, in.tokens, hidden(), &in, out});
+    ExpertParts chosen = list.view();
+    ExpertsCall call = this->call(data, in.tokens, chosen, out);
+    call.prepared = &in;
+    run_alone(kernels().experts, call);
     if (down_bias_) add_biases(data, in.tokens, experts, weights, out);
 }
 

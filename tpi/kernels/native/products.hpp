@@ -59,16 +59,19 @@ struct Input {
     bool ready;
 };
 
-inline Input take_input(Pool& pool, size_t tokens, size_t hidden, const Matrix* const* matrices, size_t count,
-                        const Prepared* ready = nullptr) {
+inline Input take_input(Pool& pool, size_t tokens, size_t hidden, const Forms& forms, const Prepared* ready = nullptr) {
     bool own = !ready && tokens * hidden <= kOwnValues;
-    Forms forms = forms_of(matrices, count, tokens);
     auto make = [&] {
         Prepared in = ready ? *ready : take_prepared(pool.arena(), tokens, hidden, forms);
         in.threads = pool.size();
         return in;
     };
     return {take_copies<Prepared>(pool, own, make), ready != nullptr};
+}
+
+inline Input take_input(Pool& pool, size_t tokens, size_t hidden, const Matrix* const* matrices, size_t count,
+                        const Prepared* ready = nullptr) {
+    return take_input(pool, tokens, hidden, forms_of(matrices, count, tokens), ready);
 }
 
 // Return `count` tokens of `all`, from `first` on.

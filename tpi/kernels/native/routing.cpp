@@ -22,8 +22,8 @@ size_t best(const float* values, size_t count) {
     return static_cast<size_t>(std::max_element(values, values + count) - values);
 }
 
-float worth(const float* ranked, size_t size, size_t counted) {
-    std::vector<float> sorted(ranked, ranked + size);
+float worth(const float* ranked, size_t size, size_t counted, std::vector<float>& sorted) {
+    sorted.assign(ranked, ranked + size);
     std::sort(sorted.begin(), sorted.end(), std::greater<float>());
     float sum = 0.0f;
     for (size_t i = 0; i < counted; ++i) sum += sorted[i];
@@ -31,33 +31,42 @@ float worth(const float* ranked, size_t size, size_t counted) {
 }
 
 // Exclude the experts of all but the best groups.
-void close_groups(const RouterSettings& settings, float* ranked) {
+void close_groups(const RouterSettings& settings, RouterMemory& memory) {
     if (settings.groups == settings.groups_used) return;
     size_t size = settings.experts / settings.groups;
-    std::vector<float> worths(settings.groups);
-    for (size_t g = 0; g < settings.groups; ++g) worths[g] = worth(ranked + g * size, size, settings.group_best);
-    std::vector<bool> open(settings.groups, false);
+    float *ranked = memory.ranked.data(), *worths = memory.worths.data();
+    for (size_t g = 0; g < settings.groups; ++g)
+        worths[g] = worth(ranked + g * size, size, settings.group_best, memory.sorted);
+    std::fill(memory.open.begin(), memory.open.end(), false);
     for (size_t i = 0; i < settings.groups_used; ++i) {
-        size_t g = best(worths.data(), settings.groups);
-        open[g] = true;
+        size_t g = best(worths, settings.groups);
+        memory.open[g] = true;
         worths[g] = kNever;
     }
     for (size_t e = 0; e < settings.experts; ++e)
-        if (!open[e / size]) ranked[e] = kNever;
+        if (!memory.open[e / size]) ranked[e] = kNever;
 }
 
 }  // namespace
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
-void choose_experts(const RouterSettings& settings, const float* bias, const float* choice, float* logits, float* ranked,
-                    int32_t* experts, float* weights) {
+void RouterMemory::fit(const RouterSettings& settings) {
+    ranked.resize(settings.experts);
+    sorted.reserve(settings.experts);
+    worths.resize(settings.groups);
+    open.resize(settings.groups);
+}
+
+void choose_experts(const RouterSettings& settings, const float* bias, const float* choice, float* logits,
+                    RouterMemory& memory, int32_t* experts, float* weights) {
     size_t count = settings.experts;
+    float* ranked = memory.ranked.data();
     for (size_t e = 0; bias && e < count; ++e) logits[e] += bias[e];
     if (settings.sigmoid) std::transform(logits, logits + count, logits, sigmoid);
     else softmax(logits, count);
     for (size_t e = 0; e < count; ++e) ranked[e] = logits[e] + (choice ? choice[e] : 0.0f);
-    close_groups(settings, ranked);
+    close_groups(settings, memory);
     float sum = 0.0f;
     for (size_t i = 0; i < settings.used; ++i) {
         size_t e = best(ranked, count);

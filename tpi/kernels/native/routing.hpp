@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace tpi {
 
@@ -14,9 +15,18 @@ struct RouterSettings {
     size_t groups, groups_used, group_best;
 };
 
-// One token: `logits` become scores, `ranked` is [experts] of scratch; `bias` and `choice` are [experts] or null.
-void choose_experts(const RouterSettings& settings, const float* bias, const float* choice, float* logits, float* ranked,
-                    int32_t* experts, float* weights);
+// Scratch of a choice, reused by the next one.
+struct RouterMemory {
+    std::vector<float> ranked, sorted, worths;
+    std::vector<bool> open;
+
+    // Allocate all that `choose_experts` needs.
+    void fit(const RouterSettings& settings);
+};
+
+// One token: `logits` become scores; `bias` and `choice` are [experts] or null. `memory` fits the settings.
+void choose_experts(const RouterSettings& settings, const float* bias, const float* choice, float* logits,
+                    RouterMemory& memory, int32_t* experts, float* weights);
 
 float sigmoid(float x);
 

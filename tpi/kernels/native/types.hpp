@@ -345,11 +345,31 @@ struct ExpertPart {
     size_t turn;   // the slice that gets its first units: the number of its piece
 };
 
-struct ExpertsCall {
+// The parts that the tokens of a step use.
+struct ExpertParts {
     const ExpertPart* parts;
-    size_t count, pairs;
+    size_t count;
     const int32_t* token;  // [pairs]; the tokens of a part are all different
-    bool floats;           // true if a part needs its input as floats
+};
+
+// The beginning of a block of experts: its norm, its router, and the choice of experts.
+struct RoutingCall {
+    Norm norm;
+    const float* x;     // [tokens, hidden]
+    Forms forms;        // of the normed input, in addition to floats
+    Matrix router;      // [experts, hidden]
+    float* logits;      // [tokens, experts]; the router's bias is not added
+    // Set the call's `chosen`, given the normed input and the logits. One thread calls it.
+    void (*choose)(void* context, const Prepared& in);
+    void* context;
+};
+
+struct ExpertsCall {
+    const ExpertParts* chosen;
+    const RoutingCall* routing;  // null if `prepared` and `chosen` are set; only for steps of a few tokens
+    size_t pairs;
+    bool floats;                 // true if a part needs its input as floats
+    size_t width;                // neurons of a unit, the most of all parts
     size_t tokens, hidden;
     const Prepared* prepared;
     float* out;

@@ -33,10 +33,10 @@ _AHEAD = 3  # layers
     "--tokens", type=click.IntRange(min=1), help="Maximum number of tokens of the text to use (default: all)."
 )
 @click.option(
-    "--predictors", is_flag=True, help="Also train predictors of active neurons; they are stored next to the pack."
-)
-@click.option(
-    "--ahead", default=0, show_default=True, type=click.IntRange(0), help="Number of layers that predictors look ahead."
+    "--predictors",
+    is_flag=True,
+    help="Also train predictors of active neurons, which look one layer ahead where that costs little. They are stored "
+    "next to the pack.",
 )
 @click.option(
     "--split",
@@ -105,7 +105,7 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
     write_atomically(pack.path / PLOT, figure(use).encode())
     found = {"profile": str(pack.path / NAME), "plot": str(pack.path / PLOT), **_figures(use)}
     if flags["predictors"]:
-        found["predictors"] = train_beside(pack, tokens, kernels, flags["ahead"])
+        found["predictors"] = train_beside(pack, tokens, kernels)
     found["numbering"] = _numbered(pack, use, shares, cache)
     return found
 
@@ -183,11 +183,16 @@ def _renumbered(found: dict[str, Any] | None) -> list[str]:
 def _predicted(found: dict[str, Any] | None) -> list[str]:
     if found is None:
         return []
-    lines = ["layer   rank  recall  chosen for each active one"]
+    layers = found["layers"]
+    lines = ["layer  looks ahead   rank  recall  chosen for each active one"]
     lines += [
-        f"{at:5}  {one['rank']:5}  {one['recall']:6.1%}  {one['chosen']:6.2f}" for at, one in enumerate(found["layers"])
+        f"{at:5}  {one['ahead']:11}  {one['rank']:5}  {one['recall']:6.1%}  {one['chosen']:6.2f}"
+        for at, one in enumerate(layers)
     ]
-    lines.append(f"predictors, {found['ahead']} layers ahead, take {found['share']:.1%} of the pack's bytes")
+    ahead = sum(one["ahead"] > 0 for one in layers)
+    lines.append(
+        f"predictors take {found['share']:.1%} of the pack's bytes; {ahead} of {len(layers)} look one layer ahead"
+    )
     if short := found["short"]:
         names = ", ".join(f"{at} ({found['layers'][at]['recall']:.1%})" for at in short)
         lines.append(

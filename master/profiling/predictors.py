@@ -25,30 +25,31 @@ _MIB = 1 << 20
 Parts = tuple[dict[int, LayerExamples], dict[int, LayerExamples], dict[int, LayerExamples]]
 
 
-def train_beside(pack: Pack, tokens: I32, kernels: Kernels, ahead: int) -> dict[str, Any]:
+def train_beside(pack: Pack, tokens: I32, kernels: Kernels) -> dict[str, Any]:
     """Train a predictor for each layer of `pack` on `tokens` `[sequences, length]`; return their figures.
 
-    Predictors learn from the beginning of the text, are selected on the next part, and measured on its end.
+    Predictors learn from the beginning of the text, are selected on the next part, and measured on its end. Those of
+    layers whose neurons are nearly as predictable one layer earlier look one layer ahead.
 
     Raises:
-        ModelError: if activations of the model are never 0, the look-ahead exceeds the layers, or memory is too small.
+        ModelError: if activations of the model are never 0, or memory is too small.
         WeightsError: if examples or predictors cannot be stored.
     """
-    if not 0 <= ahead < pack.config.layers:
-        raise ModelError(f"--ahead {ahead} is beyond this model's {pack.config.layers} layers; give a smaller one")
     tokens = tokens[: max(1, TOKENS // tokens.shape[1])]
     files = ExampleFiles(pack.path / EXAMPLES, text_id(pack, tokens))
     _check_memory(pack)
     _check_disk(pack, tokens, files)
     with phase(f"collecting training examples from {pack.path.name}") as progress:
-        learned, validation, unseen = parted(files.collect(pack, tokens, kernels, ahead, progress))
-    trained = _train(pack, learned, validation)
+        own = parted(files.collect(pack, tokens, kernels, progress=progress))
+    earlier = parted(files.collect(pack, tokens, kernels, ahead=1))
+    trained = _train(pack, own, earlier)
     save_predictors(pack.path / NAME, [one.predictor for one in trained.values()], "trained")
-    figures = [_figures(one, unseen[layer]) for layer, one in trained.items()]
+    unseen = (own[2], earlier[2])
+    figures = [_figures(one, unseen[one.predictor.ahead][layer]) for layer, one in trained.items()]
     files.remove()
     taken, aim = sum(one.predictor.nbytes for one in trained.values()), TrainingRecipe.recall
     short = [at for at, one in enumerate(figures) if one["recall"] < aim]
-    return {"ahead": ahead, "share": taken / pack.weight_bytes, "layers": figures, "aim": aim, "short": short}
+    return {"share": taken / pack.weight_bytes, "layers": figures, "aim": aim, "short": short}
 
 
 def parted(examples: dict[int, LayerExamples]) -> Parts:
@@ -61,22 +62,22 @@ def parted(examples: dict[int, LayerExamples]) -> Parts:
     return parts
 
 
-def _train(
-    pack: Pack, learned: dict[int, LayerExamples], validation: dict[int, LayerExamples]
-) -> dict[int, TrainedPredictor]:
-    layers = set(learned)
+def _train(pack: Pack, own: Parts, earlier: Parts) -> dict[int, TrainedPredictor]:
+    (learned, validation, _), layers = own, set(own[0])
+    before = {layer: (earlier[0][layer], earlier[1][layer]) for layer in layers if earlier[0][layer].ahead}
     with phase(f"training predictors for {pack.path.name}") as progress:
 
         def report(one: TrainedPredictor) -> None:
             layers.discard(one.predictor.layer)
             progress(len(learned) - len(layers), len(learned))
 
-        return train_predictors(learned, validation, LIMIT * pack.weight_bytes, TrainingRecipe(steps=STEPS), report)
+        recipe = TrainingRecipe(steps=STEPS)
+        return train_predictors(learned, validation, LIMIT * pack.weight_bytes, recipe, report, before)
 
 
 def _figures(one: TrainedPredictor, unseen: LayerExamples) -> dict[str, Any]:
     recall, chosen = measure_predictor(one.predictor, unseen)
-    return {"rank": one.predictor.rank, "recall": recall, "chosen": chosen}
+    return {"ahead": one.predictor.ahead, "rank": one.predictor.rank, "recall": recall, "chosen": chosen}
 
 
 def _check_memory(pack: Pack) -> None:

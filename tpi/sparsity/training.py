@@ -6,6 +6,9 @@ that are sparse, or whose activity is skewed, stay narrow. A predictor is initia
 activity on the input, each direction with both signs, since ReLU passes only one. Adam then minimises the
 cross-entropy. For 4-bit matrices, the last steps see the quantised values.
 
+A layer gets a predictor that looks one layer ahead, so that its neurons can be read or moved earlier (DynamicInfer,
+design 1), if that predictor chooses hardly more neurons than one that sees the layer's own input.
+
 Thresholds and widths are chosen on validation tokens that training does not see. Recall measured there is too
 optimistic, so measure it on a third text. All randomness comes from one seed.
 """
@@ -42,6 +45,7 @@ class TrainingRecipe:
         rate: learning rate of the first step; it falls linearly to 0.
         rounded: share of the steps, at the end, that see the matrices quantised to 4 bits.
         margin: recall to reach on the validation text in addition to `recall`, as other text differs.
+        look: most neurons that a predictor with look-ahead may choose, as a multiple of what one without it chooses.
         seed: seed of all randomness.
     """
 
@@ -54,6 +58,7 @@ class TrainingRecipe:
     rate: float = 3e-3
     rounded: float = 0.35
     margin: float = 0.005
+    look: float = 1.1
     seed: int = 0
 
 
@@ -72,29 +77,34 @@ def train_predictors(
     most_bytes: float,
     recipe: TrainingRecipe | None = None,
     report: Callable[[TrainedPredictor], None] | None = None,
+    earlier: Mapping[int, tuple[LayerExamples, LayerExamples]] | None = None,
 ) -> dict[int, TrainedPredictor]:
     """Train predictors of all layers that together take at most `most_bytes`, and return them by layer.
 
     Weights are learned from the examples `learned`; thresholds and widths are chosen on `validation`. `report` is
-    called with each trained predictor, including those that a wider one replaces later. Without `recipe`, the default
-    settings are used.
+    called with each trained predictor, including those that another one replaces later. Without `recipe`, the default
+    settings are used. `earlier` has both kinds of examples with the inputs of an earlier layer, by layer; a layer's
+    predictor looks ahead if `TrainingRecipe.look` allows it.
 
     Raises:
         ModelError: if even the narrowest predictors take more than `most_bytes`, or if there are too few tokens.
     """
     recipe = recipe or TrainingRecipe()
-    found: dict[int, TrainedPredictor] = {}
-    for layer, one in learned.items():
-        found[layer] = _trained(one, validation[layer], recipe.rank, recipe, report)
+    examples = {layer: (one, validation[layer]) for layer, one in learned.items()}
+    found = {layer: _trained(*both, recipe.rank, recipe, report) for layer, both in examples.items()}
+    for layer, both in (earlier or {}).items():
+        ahead = _trained(*both, recipe.rank, recipe, report)
+        if ahead.chosen <= recipe.look * found[layer].chosen:
+            found[layer], examples[layer] = ahead, both
     if (taken := _nbytes(found)) > most_bytes:
         raise ModelError(f"the narrowest predictors take {taken} bytes, more than {most_bytes:.0f}; allow more bytes")
     growing = set(found)
     while growing and found[worst := max(growing, key=lambda layer: found[layer].chosen)].chosen > recipe.chosen:
         rank = found[worst].predictor.rank + recipe.rank
-        if rank > 2 * learned[worst].hidden or _nbytes(found) + _growth(found[worst], recipe) > most_bytes:
+        if rank > 2 * examples[worst][0].hidden or _nbytes(found) + _growth(found[worst], recipe) > most_bytes:
             growing.remove(worst)
             continue
-        wider = _trained(learned[worst], validation[worst], rank, recipe, report)
+        wider = _trained(*examples[worst], rank, recipe, report)
         if wider.chosen > _GAIN * found[worst].chosen:  # width does not help: leave the bytes to other layers
             growing.remove(worst)
         else:

@@ -87,15 +87,16 @@ def test_a_text_that_cannot_be_used(pack: Path, tmp_path: Path, content: bytes |
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_predictors_are_trained_beside_the_pack(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictors_are_trained_beside_the_pack(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from master.profiling import predictors
 
     monkeypatch.setattr(predictors, "STEPS", 20)
     opened = Pack.open(pack)
     tokens = cut_sequences(list(range(1000)) * 2, 64)
-    found = predictors.train_beside(opened, tokens, open_kernels(), 2)
+    found = predictors.train_beside(opened, tokens, open_kernels())
     kept = load_predictors(pack / "predictors.safetensors")
-    assert [kept[layer].ahead for layer in range(4)] == [0, 1, 2, 2]
+    assert kept[0].ahead == 0
+    assert [one["ahead"] for one in found["layers"]] == [kept[layer].ahead for layer in range(4)]
     assert (
         sum(one.nbytes for one in kept.values()) == found["share"] * opened.weight_bytes <= 0.06 * opened.weight_bytes
     )
@@ -103,21 +104,18 @@ def test_predictors_are_trained_beside_the_pack(pack: Path, tmp_path: Path, monk
     assert found["aim"] == 0.95
     assert found["short"] == [at for at, one in enumerate(found["layers"]) if one["recall"] < 0.95]
     assert not (pack / predictors.EXAMPLES).exists()
-    done = tpi("profile", "-m", str(pack), "--text", str(TEXT), "--tokens", "256", "--predictors", "--ahead", "9",
-               cache=tmp_path / "cache")  # fmt: skip
-    assert done.returncode == 2
-    assert "--ahead 9 is beyond this model's 4 layers" in done.stderr
 
 
 def test_layers_whose_predictors_fall_short_are_named() -> None:
     from master.profiling.command import _predicted
 
-    layers = [{"rank": 8, "recall": recall, "chosen": 1.2} for recall in (0.96, 0.914, 0.95, 0.5)]
-    found = {"ahead": 0, "share": 0.05, "aim": 0.95, "layers": layers, "short": [1, 3]}
+    recalls = (0.96, 0.914, 0.95, 0.5)
+    layers = [{"ahead": at > 1, "rank": 8, "recall": recall, "chosen": 1.2} for at, recall in enumerate(recalls)]
+    found = {"share": 0.05, "aim": 0.95, "layers": layers, "short": [1, 3]}
     assert _predicted(found)[-1].startswith(
         "predictors that find less than 95% of the active neurons: layers 1 (91.4%), 3 (50.0%). "
     )
-    assert _predicted({**found, "short": []})[-1].startswith("predictors, 0 layers ahead")
+    assert _predicted({**found, "short": []})[-1].endswith("; 2 of 4 look one layer ahead")
 
 
 def test_what_memory_or_disk_have_no_room_for_is_refused(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,10 +125,10 @@ def test_what_memory_or_disk_have_no_room_for_is_refused(pack: Path, monkeypatch
     free = 60 * token_bytes(opened)
     monkeypatch.setattr(predictors, "disk_usage", lambda path: type("", (), {"free": free}))
     with pytest.raises(WeightsError, match=r"take 1 MiB of disk .* 0 are free; free some, or give --tokens 60$"):
-        predictors.train_beside(opened, tokens, open_kernels(), 0)
+        predictors.train_beside(opened, tokens, open_kernels())
     monkeypatch.setattr(predictors, "default_budget", lambda: 5 << 20)
     with pytest.raises(ModelError, match=r"takes \d+ MiB of memory, and 5 are free; end other programs"):
-        predictors.train_beside(opened, tokens, open_kernels(), 0)
+        predictors.train_beside(opened, tokens, open_kernels())
     assert not (pack / predictors.EXAMPLES).exists()
 
 
@@ -148,9 +146,9 @@ def test_training_that_was_stopped_keeps_what_it_collected(pack: Path, monkeypat
     with monkeypatch.context() as killed:
         killed.setattr(predictors, "train_predictors", stop)
         with pytest.raises(Stopped):
-            predictors.train_beside(opened, tokens, open_kernels(), 0)
+            predictors.train_beside(opened, tokens, open_kernels())
     monkeypatch.setattr("tpi.sparsity.examples.replay", stop)  # nothing is collected again
-    predictors.train_beside(opened, tokens, open_kernels(), 0)
+    predictors.train_beside(opened, tokens, open_kernels())
     assert load_predictors(pack / "predictors.safetensors").keys() == {0, 1, 2, 3}
 
 

@@ -76,6 +76,19 @@ def test_a_seed_decides_what_is_trained(tmp_path: Path) -> None:
     assert kept(1, "a") == kept(1, "b") != kept(2, "c")
 
 
+def test_predictors_look_ahead_where_that_costs_little() -> None:
+    own, noise = made(1, 4), np.random.default_rng(3).standard_normal((2000, 64)).astype(np.float32)
+    x, active = own.rows(slice(None))
+    nearly = LayerExamples.of(1, x + 0.01 * noise, active, ahead=1)  # the layer before changes little
+    unlike = LayerExamples.of(1, noise, active, ahead=1)
+    for earlier, ahead in ((nearly, 1), (unlike, 0)):
+        both = (earlier.part(0, 1714), earlier.part(1714, 2000))
+        parts = ({1: own.part(0, 1714)}, {1: own.part(1714, 2000)})
+        found = train_predictors(*parts, 1e6, replace(RECIPE, steps=200, chosen=1e9), None, {1: both})[1]
+        assert found.predictor.ahead == ahead
+        assert found.recall >= RECIPE.recall
+
+
 def test_too_few_tokens_are_refused() -> None:
     with pytest.raises(ModelError, match="too few"):
         trained({0: made(0, 4, tokens=2)}, 1e6, RECIPE)

@@ -20,6 +20,7 @@ PAGE_TOKENS: int  # tokens of a page
 GROUP: int  # values that share a scale, of weights and activations
 KV_GROUP: int  # values of a q8 or q4 key or value vector that share a scale
 KV_RUN: int  # values of a q4 key or value vector whose codes lie in 8 bytes
+KV_WORD: int  # the codes of a q8 or q4 key or value vector take whole words of so many bytes
 STREAM_TOKENS: int  # steps of up to so many tokens read weights once; longer ones are matrix products
 THREADS_MOST: int  # most threads of the pool
 TILE_OUTPUTS: int  # outputs of a tile

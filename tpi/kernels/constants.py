@@ -6,10 +6,10 @@ Importing it raises KernelError if the native module is missing or cannot be loa
 from tpi.errors import KernelError
 
 try:
-    from tpi.kernels._native import KV_GROUP, KV_RUN, PAGE_TOKENS, STREAM_TOKENS, THREADS_MOST, slices
+    from tpi.kernels._native import KV_GROUP, KV_RUN, KV_WORD, PAGE_TOKENS, STREAM_TOKENS, THREADS_MOST, slices
 except ImportError as error:
     raise KernelError(
         f"the native kernels cannot be loaded ({error}); install a C++ compiler and run `pip install .` again"
     ) from error
 
-__all__ = ["KV_GROUP", "KV_RUN", "PAGE_TOKENS", "STREAM_TOKENS", "THREADS_MOST", "slices"]
+__all__ = ["KV_GROUP", "KV_RUN", "KV_WORD", "PAGE_TOKENS", "STREAM_TOKENS", "THREADS_MOST", "slices"]

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from tpi.kernels.spec import KV_GROUP, KV_RUN, PAGE_TOKENS, Batch
+from tpi.kernels.spec import KV_GROUP, KV_RUN, KV_WORD, PAGE_TOKENS, Batch
 
 KvDtype = Literal["f32", "f16", "q8", "q4"]
 KvArray = npt.NDArray[np.generic]
@@ -28,16 +28,35 @@ _ELEMENTS: Final[dict[KvDtype, np.dtype[Any]]] = {
 }
 
 
-def vector_bytes(head_dim: int, dtype: KvDtype) -> int:
-    """Return the bytes of one key or value vector of one head."""
-    groups = -(-head_dim // KV_GROUP)
+def code_bytes(head_dim: int, dtype: KvDtype) -> int:
+    """Return the bytes of one key or value vector of one head without the factors of its groups."""
     match dtype:
         case "q8":
-            return head_dim + 2 * groups
+            return -(-head_dim // KV_WORD) * KV_WORD
         case "q4":
-            return -(-head_dim // KV_RUN) * KV_RUN // 2 + 4 * groups
+            return -(-head_dim // KV_RUN) * KV_RUN // 2
         case _:
             return head_dim * _ELEMENTS[dtype].itemsize
+
+
+def vector_bytes(head_dim: int, dtype: KvDtype) -> int:
+    """Return the bytes of one key or value vector of one head."""
+    factors = {"q8": 2, "q4": 4}.get(dtype, 0)
+    return code_bytes(head_dim, dtype) + factors * -(-head_dim // KV_GROUP)
+
+
+def key_places(head_dim: int, dtype: KvDtype) -> npt.NDArray[np.int64]:
+    """Return where each byte of the keys of one head lies in a page: `[PAGE_TOKENS, vector_bytes]`.
+
+    See `KvPages` for the order of the bytes.
+    """
+    codes, vector = code_bytes(head_dim, dtype), vector_bytes(head_dim, dtype)
+    unit = np.full(vector, 2 if dtype == "f16" else KV_WORD)
+    unit[codes:] = 2  # the float16 numbers of the groups
+    byte, first = np.arange(vector), np.where(np.arange(vector) < codes, 0, codes)
+    begin = first + (byte - first) // unit * unit
+    places: npt.NDArray[np.int64] = begin * PAGE_TOKENS + np.arange(PAGE_TOKENS)[:, None] * unit + byte - begin
+    return places
 
 
 def kv_dtype_of(cache: KvArray) -> KvDtype | None:
@@ -60,13 +79,19 @@ class KvPages:
     """The pages of some layers of one node; `count` is their number in each layer.
 
     `keys[layer]` and `values[layer]` are arrays `[count, kv_heads, PAGE_TOKENS, vector]`. Their element type tells the
-    format:
+    format of a vector:
 
     - float32 and float16: a vector is its `head_dim` values;
-    - int8 (q8): `head_dim` codes, then the float16 scale of each group of 32; a value is scale * code;
+    - int8 (q8): `head_dim` codes, rounded up to whole words of 4 bytes, then the float16 scale of each group of 32; a
+      value is scale * code;
     - uint8 (q4): 4-bit codes in runs of 16 values, 8 bytes each. Value `i` of a run is in the low half of byte `i`,
       value `i + 8` in its high half. Then come the float16 scale and minimum of each group of 32; a value is
       scale * code + minimum. Keys are transformed first (`tpi.kernels.paged.hadamard_rotate`).
+
+    The values of a head in a page are `PAGE_TOKENS` vectors, one after the other. Its keys are the same bytes, but
+    transposed, so that the CPU scores many tokens at once: in f32 and f16 the first value of every token, then the
+    second of every token, and so on; in q8 and q4 the first word of 4 bytes of every token's codes, then the second
+    words; after all words, the float16 numbers of the groups in the same way. `key_places` has the place of each byte.
 
     The operating system zeroes pages when they are first touched, so pages that are never used cost nothing.
     """

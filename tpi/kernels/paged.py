@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.kernels.arithmetic import biased, check_range
+from tpi.kernels.kv import code_bytes, key_places, kv_dtype_of
 from tpi.kernels.spec import F32, I32, KV_GROUP, KV_RUN, PAGE_TOKENS, AttentionSpec, Batch, KvArray
 
 
@@ -26,11 +27,47 @@ def rope(spec: AttentionSpec, heads: F32, positions: I32) -> F32:
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
 
-def append(cache: KvArray, heads: F32, batch: Batch) -> None:
-    """Store the vectors `heads`, `[tokens, kv_heads, head_dim]`, at each token's place in the paged cache."""
-    blocks = batch.tables[batch.sequence, batch.positions // PAGE_TOKENS]
-    check_range("page", blocks, len(cache))
-    cache[blocks, :, batch.positions % PAGE_TOKENS] = encode_kv(heads, cache.dtype)
+def append_keys(cache: KvArray, heads: F32, batch: Batch) -> None:
+    """Store the keys `heads`, `[tokens, kv_heads, head_dim]`, at each token's place in the paged cache of keys."""
+    pages, (bytes_of, places) = _pages_of(cache, batch), _key_bytes(cache, heads.shape[-1])
+    stored = np.ascontiguousarray(encode_kv(heads, cache.dtype)).view(np.uint8)
+    bytes_of[
+        pages[:, None, None], np.arange(cache.shape[1])[:, None], places[batch.positions % PAGE_TOKENS][:, None]
+    ] = stored
+
+
+def append_values(cache: KvArray, heads: F32, batch: Batch) -> None:
+    """Store the values `heads`, `[tokens, kv_heads, head_dim]`, at each token's place in the paged cache of values."""
+    cache[_pages_of(cache, batch), :, batch.positions % PAGE_TOKENS] = encode_kv(heads, cache.dtype)
+
+
+def encode_keys(keys: F32, element: np.dtype[Any]) -> KvArray:
+    """Encode whole pages of keys, `[..., PAGE_TOKENS, head_dim]`, for a cache of dtype `element`."""
+    vectors = np.ascontiguousarray(encode_kv(keys, element))
+    stored = np.empty_like(vectors)
+    bytes_of, places = _key_bytes(stored, keys.shape[-1])
+    bytes_of[..., places] = vectors.view(np.uint8)
+    return stored
+
+
+def decode_keys(stored: KvArray, head_dim: int) -> F32:
+    """Return the keys of whole pages, `[..., PAGE_TOKENS, head_dim]`, from `stored`, `[..., PAGE_TOKENS, vector]`."""
+    bytes_of, places = _key_bytes(np.ascontiguousarray(stored), head_dim)
+    return decode_kv(np.take(bytes_of, places, axis=-1).view(stored.dtype), head_dim)
+
+
+def _key_bytes(pages: KvArray, head_dim: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Return the bytes of pages of keys, `[..., bytes of a page]`, and where each byte of each key lies in a page."""
+    dtype = kv_dtype_of(pages)
+    assert dtype is not None
+    return pages.view(np.uint8).reshape(*pages.shape[:-2], -1), key_places(head_dim, dtype)
+
+
+def _pages_of(cache: KvArray, batch: Batch) -> I32:
+    """Return the page of each token; raise KernelError unless all are in `cache`."""
+    pages = batch.tables[batch.sequence, batch.positions // PAGE_TOKENS]
+    check_range("page", pages, len(cache))
+    return pages
 
 
 def hadamard_rotate(heads: F32) -> F32:
@@ -66,13 +103,14 @@ def decode_kv(stored: KvArray, head_dim: int) -> F32:
 def _encode_q8(heads: F32) -> KvArray:
     groups = _grouped(heads)
     scales = (np.abs(groups).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float16)
-    codes = np.clip(np.rint(groups * _inverse(scales)), -127, 127).astype(np.int8)
-    codes = codes.reshape(*heads.shape[:-1], -1)[..., : heads.shape[-1]]
+    codes = np.clip(np.rint(groups * _inverse(scales)), -127, 127).astype(np.int8).reshape(*heads.shape[:-1], -1)
+    codes[..., heads.shape[-1] :] = 0
+    codes = codes[..., : code_bytes(heads.shape[-1], "q8")]
     return np.concatenate([codes, scales[..., 0].view(np.int8)], axis=-1)
 
 
 def _decode_q8(stored: KvArray, head_dim: int) -> F32:
-    scales = np.ascontiguousarray(stored[..., head_dim:]).view(np.float16).astype(np.float32)
+    scales = np.ascontiguousarray(stored[..., code_bytes(head_dim, "q8") :]).view(np.float16).astype(np.float32)
     values: F32 = stored[..., :head_dim].astype(np.float32) * np.repeat(scales, KV_GROUP, axis=-1)[..., :head_dim]
     return values
 
@@ -91,7 +129,7 @@ def _encode_q4(heads: F32) -> KvArray:
 
 
 def _decode_q4(stored: KvArray, head_dim: int) -> F32:
-    size = -(-head_dim // KV_RUN) * (KV_RUN // 2)
+    size = code_bytes(head_dim, "q4")
     runs = stored[..., :size].view(np.uint8).reshape(*stored.shape[:-1], -1, 1, KV_RUN // 2)
     codes = np.concatenate([runs & 15, runs >> 4], axis=-2).reshape(*stored.shape[:-1], -1)[..., :head_dim]
     factors = np.ascontiguousarray(stored[..., size:]).view(np.float16).astype(np.float32)
@@ -113,10 +151,10 @@ def _inverse(scales: npt.NDArray[np.float16]) -> F32:
     return np.asarray(np.where(wide > 0, 1 / np.where(wide > 0, wide, 1), 0), np.float32)
 
 
-def _read_kv(cache: KvArray, table: I32, head_dim: int) -> F32:
-    """Return the vectors of one sequence, `[tokens, kv_heads, head_dim]`, from the pages in `table`."""
-    stored = cache[table].swapaxes(1, 2)
-    return decode_kv(stored.reshape(-1, *stored.shape[2:]), head_dim)
+def _in_order(vectors: F32) -> F32:
+    """Reshape vectors of a sequence, `[pages, kv_heads, 32, head_dim]`, to `[tokens, kv_heads, head_dim]`."""
+    pages, heads, tokens, head_dim = vectors.shape
+    return np.swapaxes(vectors, 1, 2).reshape(pages * tokens, heads, head_dim)
 
 
 def attend(spec: AttentionSpec, queries: F32, k: KvArray, v: KvArray, batch: Batch) -> F32:
@@ -126,7 +164,8 @@ def attend(spec: AttentionSpec, queries: F32, k: KvArray, v: KvArray, batch: Bat
         members = np.flatnonzero(batch.sequence == row)
         last = int(batch.positions[members].max())
         table = batch.tables[row, : last // PAGE_TOKENS + 1]
-        keys, values = _read_kv(k, table, spec.head_dim), _read_kv(v, table, spec.head_dim)
+        keys = _in_order(decode_keys(k[table], spec.head_dim))
+        values = _in_order(decode_kv(v[table], spec.head_dim))
         for token in members:
             position = int(batch.positions[token])
             first = max(0, position - spec.window + 1) if spec.window else 0

@@ -29,7 +29,7 @@ from tpi.kernels.chain import PlainChain
 from tpi.kernels.heads import apply_norms_and_rope, from_latent, from_query_latent, needs_sums, refuse_sums
 from tpi.kernels.kv import kv_dtype_of
 from tpi.kernels.mixture import Normed, check_experts, choose, experts_by_ffn, pieces_by_ffn
-from tpi.kernels.paged import append, attend, hadamard_rotate, heads_of
+from tpi.kernels.paged import append_keys, append_values, attend, hadamard_rotate, heads_of
 from tpi.kernels.recurrent import conv, delta, mamba
 from tpi.kernels.recurrent.squares import attach
 from tpi.kernels.spec import (
@@ -115,8 +115,8 @@ class ReferenceKernels:
         """Append keys and values to the cache, then return the attention of all heads, `[tokens, heads * head_dim]`."""
         met = hadamard_rotate if kv_dtype_of(keys) == "q4" else np.asarray
         if not spec.shared:
-            append(keys, met(projected.keys), batch)
-            append(values, projected.values, batch)
+            append_keys(keys, met(projected.keys), batch)
+            append_values(values, projected.values, batch)
         mixed = attend(spec, met(projected.queries), keys, values, batch)
         mixed = mixed.reshape(len(mixed), spec.heads * spec.head_dim)
         return mixed if projected.gate is None else mixed * sigmoid(projected.gate)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tpi.config import Activation, Mixture
 from tpi.kernels.constants import KV_GROUP as KV_GROUP
 from tpi.kernels.constants import KV_RUN as KV_RUN
+from tpi.kernels.constants import KV_WORD as KV_WORD
 from tpi.kernels.constants import PAGE_TOKENS as PAGE_TOKENS
 from tpi.kernels.constants import STREAM_TOKENS as STREAM_TOKENS
 from tpi.kernels.normspec import LatentSpec as LatentSpec

@@ -7,7 +7,7 @@ import numpy as np
 from tpi.devices.pages import page_buffer
 from tpi.kernels import Kernels
 from tpi.kernels.kv import KvDtype, KvPages, vector_bytes
-from tpi.kernels.paged import encode_kv
+from tpi.kernels.paged import encode_keys, encode_kv
 from tpi.kernels.spec import F32, PAGE_TOKENS, AttentionSpec, Batch, NormSpec, Projected
 from tpi.pack.layout import Part, RunLayout
 
@@ -52,8 +52,8 @@ class AttentionSample:
             )
         kv = KvPages.allocate([0], int(tables.max()) + 1, heads.kv, heads.dim, kv_dtype, page_buffer)
         page = random.normal(size=(heads.kv, PAGE_TOKENS, heads.dim)).astype(np.float32)
-        for cache in (kv.keys[0], kv.values[0]):
-            cache[:] = encode_kv(page, cache.dtype)
+        kv.keys[0][:] = encode_keys(page, kv.keys[0].dtype)
+        kv.values[0][:] = encode_kv(page, kv.values[0].dtype)
         batch = Batch(np.full(sequences, context - 1, np.int32), np.arange(sequences, dtype=np.int32), tables)
         nbytes = 2 * sequences * context * heads.kv * vector_bytes(heads.dim, kv_dtype)
         return cls(_spec(heads), _projected(heads, sequences, random), kv, batch, nbytes)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.devices.held import fetched, held
 from tests.support.kernels.kernel_cases import (
     AttentionCase,
-    assert_same_cache,
+    assert_same_caches,
     attention_case,
     ffn_case,
     norm_spec,
@@ -52,8 +52,7 @@ def assert_attention_agrees(device: CudaDevice, case: AttentionCase, tolerance: 
     assert_close(
         actual, reference.attention(case.spec, case.data, case.x, kv.keys[0], kv.values[0], case.batch), tolerance
     )
-    assert_same_cache(keys, kv.keys[0], case.spec.head_dim, tolerance)
-    assert_same_cache(values, kv.values[0], case.spec.head_dim, tolerance)
+    assert_same_caches((keys, values), (kv.keys[0], kv.values[0]), case.spec.head_dim, tolerance)
     assert (kv.keys[0] != case.kv.keys[0]).any()
 
 

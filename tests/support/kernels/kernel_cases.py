@@ -1,7 +1,8 @@
 """Random packed blocks, and both implementations of the kernels, for the kernels' tests."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from tpi.config import Activation, Format
 from tpi.kernels.kv import KvDtype, KvPages
 from tpi.kernels.native import NativeKernels
 from tpi.kernels.normspec import NormKind
-from tpi.kernels.paged import decode_kv, encode_kv
+from tpi.kernels.paged import decode_keys, decode_kv, encode_keys, encode_kv
 from tpi.kernels.reference import ReferenceKernels
 from tpi.kernels.spec import F32, PAGE_TOKENS, U8, AttentionSpec, Batch, FfnSpec, KvArray, NormSpec
 from tpi.pack.builder.quantise import assemble, encode_part
@@ -133,21 +134,28 @@ def _batch(
     for row, count in enumerate(blocks):
         tables[row, :count] = order[sum(blocks[:row]) :][:count]
     kv = KvPages.allocate([0], len(order), kv_heads, head_dim, dtype)
-    for cache in (kv.keys[0], kv.values[0]):
-        cache[...] = encode_kv(normal(random, *cache.shape[:-1], head_dim), cache.dtype)
+    for cache, encode in ((kv.keys[0], encode_keys), (kv.values[0], encode_kv)):
+        cache[...] = encode(normal(random, *cache.shape[:-1], head_dim), cache.dtype)
     positions = np.concatenate([np.arange(past, past + new) for past, new in lengths]).astype(np.int32)
     sequence = np.repeat(np.arange(len(lengths)), [new for _, new in lengths]).astype(np.int32)
     return Batch(positions, sequence, tables), kv
 
 
-def assert_same_cache(mine: KvArray, theirs: KvArray, head_dim: int, tolerance: float) -> None:
-    """Check that caches differ by at most `tolerance` of the largest value plus one rounding step."""
-    assert mine.dtype == theirs.dtype
-    found, expected = (decode_kv(cache, head_dim) for cache in (mine, theirs))
+def assert_same_caches(mine: Sequence[KvArray], theirs: Sequence[KvArray], head_dim: int, tolerance: float) -> None:
+    """Check that the keys differ, and the values differ, by at most `tolerance` of the largest plus one rounding step.
+
+    `mine` and `theirs` are the keys and the values of one layer.
+    """
+    for one, other, decode in zip(mine, theirs, (decode_keys, decode_kv), strict=True):
+        assert one.dtype == other.dtype
+        _assert_close_vectors(decode(one, head_dim), decode(other, head_dim), one.dtype, tolerance)
+
+
+def _assert_close_vectors(found: F32, expected: F32, element: np.dtype[Any], tolerance: float) -> None:
     off = np.abs(found - expected)
     steps = {np.dtype(np.float16): 1e-3, np.dtype(np.int8): 2 / 127, np.dtype(np.uint8): 1 / 15}  # of a vector's range
     range_of = (expected.max(axis=-1) - expected.min(axis=-1))[..., None]
-    allowed = tolerance * np.abs(expected).max() + 1.01 * steps.get(mine.dtype, 0.0) * range_of
+    allowed = tolerance * np.abs(expected).max() + 1.01 * steps.get(element, 0.0) * range_of
     assert (off <= allowed).all(), f"off by {off.max()}"
 
 

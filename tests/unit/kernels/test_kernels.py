@@ -12,7 +12,7 @@ from tests.support.kernels.kernel_cases import (
     PACKS,
     AttentionCase,
     FfnCase,
-    assert_same_cache,
+    assert_same_caches,
     attention_case,
     ffn_case,
     native,
@@ -46,8 +46,8 @@ def assert_attention_agrees(case: AttentionCase, limit: float) -> None:
     expected = reference.attention(case.spec, case.data, case.x, expected_kv.keys[0], expected_kv.values[0], case.batch)
     actual = native.attention(case.spec, case.data, case.x, case.kv.keys[0], case.kv.values[0], case.batch)
     assert_close(actual, expected, limit)
-    for mine, theirs in ((case.kv.keys[0], expected_kv.keys[0]), (case.kv.values[0], expected_kv.values[0])):
-        assert_same_cache(mine, theirs, case.spec.head_dim, limit)
+    mine, theirs = ((kv.keys[0], kv.values[0]) for kv in (case.kv, expected_kv))
+    assert_same_caches(mine, theirs, case.spec.head_dim, limit)
 
 
 def assert_ffn_agrees(case: FfnCase, limit: float, active: npt.NDArray[np.int32] | None = None) -> None:

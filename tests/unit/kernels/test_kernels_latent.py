@@ -9,7 +9,7 @@ import pytest
 from tests.support.kernels.isas import over_isas
 from tests.support.kernels.kernel_cases import (
     AttentionCase,
-    assert_same_cache,
+    assert_same_caches,
     attention_case,
     native,
     norm_spec,
@@ -94,8 +94,7 @@ def test_native_kernels_compute_what_the_reference_says(format: Format, lengths:
     expected = reference.attention(case.spec, case.data, case.x, *theirs, case.batch)
     tolerance = 2e-2 if is_quantised(format) else 2e-5
     assert error(got, expected) < tolerance
-    for one, other in zip(mine, theirs, strict=True):
-        assert_same_cache(one, other, case.spec.head_dim, tolerance)
+    assert_same_caches(mine, theirs, case.spec.head_dim, tolerance)
 
 
 @over_isas(("kv_dtype",), ["f16", "q8", "q4"])

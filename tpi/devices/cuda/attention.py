@@ -93,16 +93,18 @@ def hadamard_rotate(heads: Tensor) -> Tensor:
     return out
 
 
-def append(cache: Tensor, format: KvDtype, new: Tensor, step: CardBatch) -> None:
-    """Store `new`, `[tokens, kv_heads, head_dim]`, in the cache, which has the format `format`.
+def append(pages: Pages, keys: Tensor, values: Tensor, step: CardBatch) -> None:
+    """Store `keys` and `values`, `[tokens, kv_heads, head_dim]`, in the pages.
 
-    `step` has each token's place in the cache.
+    `step` has each token's place in the pages.
     """
-    tokens, count, head_dim = new.shape
-    launch(
-        storing.append, (tokens, count), cache, new, step.positions, step.sequence, step.tables, head_dim,
-        cache.shape[-1], step.tables.shape[1], FORMAT=format, GROUPS=power(-(-head_dim // KV_GROUP)),
-    )  # fmt: skip
+    tokens, count, head_dim = keys.shape
+    for cache, new in ((pages.keys, keys), (pages.values, values)):
+        launch(
+            storing.append, (tokens, count), cache, new, step.positions, step.sequence, step.tables, head_dim,
+            cache.shape[-1], step.tables.shape[1], FORMAT=pages.format, KEYS=cache is pages.keys,
+            GROUPS=power(-(-head_dim // KV_GROUP)),
+        )  # fmt: skip
 
 
 def mix(spec: AttentionSpec, kv_index: Tensor, queries: Tensor, pages: Pages, step: CardBatch) -> Tensor:

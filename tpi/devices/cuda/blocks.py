@@ -81,8 +81,7 @@ def attend(vectors: SpecVectors, spec: AttentionSpec, heads: Heads, pages: Pages
     queries, keys, values = heads
     if pages.format == "q4":
         queries, keys = hadamard_rotate(queries), hadamard_rotate(keys)
-    append(pages.keys, pages.format, keys, batch)
-    append(pages.values, pages.format, values, batch)
+    append(pages, keys, values, batch)
     return mix(spec, vectors.of(spec)["kv_index"], queries, pages, batch)
 
 

@@ -4,7 +4,7 @@
 // the other rows.
 #pragma once
 
-#include "kv_formats.hpp"
+#include "keys.hpp"
 
 namespace tpi {
 namespace {
@@ -30,27 +30,15 @@ inline void rotate(float* head, const float* cosine, const float* sine, size_t h
 // ---- some query rows against one page ----
 
 constexpr size_t kBlockRows = 4;  // query rows that process a page together
-constexpr size_t kSums = 8;       // sums under way at once: two units start that many before the first is done
-constexpr size_t kInPlace = 8;    // most query rows that widen vectors in registers, not in memory
+constexpr size_t kInPlace = 8;    // most query rows that widen values, and keys in f16, in registers, not in memory
 
 // One query head of one token, and its softmax so far.
 struct Row {
-    const float* query;      // [padded dim]
+    const float* query;      // floats, or for keys in q8 and q4 groups of codes
     size_t token, head;
     size_t first, last;      // positions attended to, both included
     float* mixed;            // [padded dim], sum of weight * value
     float most, total;       // largest score, sum of weights
-};
-
-// The next page's vectors, prefetched in parts while this page is computed, so that memory is always busy.
-struct Ahead {
-    const uint8_t* data;  // of the first token; or null
-    size_t bytes;         // of all tokens
-
-    // Prefetch `count` of `of` equal parts, beginning with number `part`.
-    void fetch(size_t part, size_t count, size_t of) const {
-        if (data) prefetch_bytes(data + part * bytes / of, count * bytes / of);
-    }
 };
 
 inline Ahead ahead_of(const Kv& cache, size_t row) {
@@ -71,35 +59,6 @@ inline Span span_of(const Row& row, const Page& page) {
     size_t from = row.first > page.base ? row.first - page.base : 0;
     size_t to = row.last < page.base ? 0 : smaller(row.last + 1 - page.base, page.count);
     return {from < to ? from : 0, from < to ? to : 0};
-}
-
-using Scores = float[kPageTokens];
-
-// Set scores[r][j] for the span's tokens, and for the tokens that fill up its blocks.
-template <KvFormat F, size_t R>
-inline void score_page(const Row* rows, const Vectors& keys, size_t padded, const Span& span, const Ahead& ahead,
-                       Scores* scores) {
-    constexpr size_t K = R == 1 ? 8 : R == 2 ? 4 : 2;
-    for (size_t j = span.from / K * K; j < span.to; j += K) {
-        ahead.fetch(j, K, kPageTokens);
-        Wide acc[R * K], factor[K], key[K];
-        for (Wide& a : acc) a = wide(0.0f);
-        for (size_t d = 0; d < padded;) {
-            for (size_t k = 0; k < K; ++k) factor[k] = factor_of<F>(keys, j + k, d);
-            for (size_t end = smaller(d + kGroup, padded); d < end; d += kWide) {
-                for (size_t k = 0; k < K; ++k) key[k] = lanes_of<F>(keys, j + k, d, factor[k]);
-                for (size_t r = 0; r < R; ++r) {
-                    Wide query = wide_floats(rows[r].query + d);
-                    for (size_t k = 0; k < K; ++k) acc[r * K + k] = fma(query, key[k], acc[r * K + k]);
-                }
-            }
-        }
-        F8 folded[kSums] = {};
-        for (size_t i = 0; i < R * K; ++i) folded[i] = fold(acc[i]);
-        float found[kSums];
-        store(found, sums(folded));
-        for (size_t r = 0; r < R; ++r) std::memcpy(scores[r] + j, found + r * K, K * sizeof(float));
-    }
 }
 
 // Set scores outside of a span to `value`.
@@ -160,7 +119,7 @@ inline void mix_page(Row* rows, const Vectors& values, size_t padded, const Span
 
 // R rows process a page.
 template <size_t R>
-inline void attend_block(Row* rows, const Page& page, const Vectors& keys, const Vectors& values, size_t padded,
+inline void attend_block(Row* rows, const Page& page, const KeyPage& keys, const Vectors& values, size_t padded,
                          float softcap) {
     Span own[R], all{kPageTokens, 0};
     for (size_t r = 0; r < R; ++r) {
@@ -168,15 +127,17 @@ inline void attend_block(Row* rows, const Page& page, const Vectors& keys, const
         if (own[r].to) all = {smaller(all.from, own[r].from), larger(all.to, own[r].to)};
     }
     if (!all.to) return;
-    alignas(32) Scores scores[R];
+    alignas(64) Scores scores[R];
     float keep[R];
-    with_lanes(keys.format, [&]<KvFormat F>() { score_page<F, R>(rows, keys, padded, all, page.keys, scores); });
+    const float* queries[R];
+    for (size_t r = 0; r < R; ++r) queries[r] = rows[r].query;
+    with_format(keys.format, [&]<KvFormat F>() { score_page<F, R>(queries, keys, page.keys, scores); });
     for (size_t r = 0; r < R; ++r) keep[r] = weigh(rows[r], own[r], softcap, scores[r]);
-    with_lanes(values.format,
+    with_format(values.format,
                [&]<KvFormat F>() { mix_page<F, R>(rows, values, padded, all, page.values, scores, keep); });
 }
 
-inline void attend_page(Row* rows, size_t count, Page page, const Vectors& keys, const Vectors& values, size_t padded,
+inline void attend_page(Row* rows, size_t count, Page page, const KeyPage& keys, const Vectors& values, size_t padded,
                         float softcap) {
     for (size_t r = 0; r < count; r += kBlockRows) {
         switch (count - r) {
@@ -189,14 +150,23 @@ inline void attend_page(Row* rows, size_t count, Page page, const Vectors& keys,
     }
 }
 
-// The vectors of a page for so many query rows: as stored, or widened into `buffer`.
-inline Vectors page_vectors(const Kv& cache, const Page& page, size_t dim, size_t padded, size_t rows, float* buffer) {
+// The keys of a page for so many query rows: as stored, or, if they are f16 and many rows use them, widened into
+// `buffer`, which has room for kPageTokens * dim floats.
+inline KeyPage page_keys(const Kv& cache, const Page& page, size_t dim, size_t rows, float* buffer) {
+    const uint8_t* data = cache.data + page.row * cache.vector_bytes;
+    if (cache.format != KvFormat::f16 || rows <= kInPlace) return {data, cache.format, dim};
+    read_f16(data, kPageTokens * dim, buffer);
+    return {reinterpret_cast<const uint8_t*>(buffer), KvFormat::f32, dim};
+}
+
+// The values of a page for so many query rows: as stored, or widened into `buffer`.
+inline Vectors page_values(const Kv& cache, const Page& page, size_t dim, size_t padded, size_t rows, float* buffer) {
     if (has_lanes(cache.format, dim) && (rows <= kInPlace || cache.format == KvFormat::f32))
         return {cache.data + page.row * cache.vector_bytes, cache.format, cache.vector_bytes, dim};
     for (size_t j = 0; j < kPageTokens; ++j) {
         float* to = buffer + j * padded;
         size_t have = j < page.count ? dim : 0;
-        if (have) read_kv(cache, page.row + j, dim, to);
+        if (have) read_value(cache, page.row + j, dim, to);
         for (size_t d = have; d < padded; ++d) to[d] = 0.0f;
     }
     return {reinterpret_cast<const uint8_t*>(buffer), KvFormat::f32, padded * sizeof(float), padded};

@@ -27,8 +27,9 @@ struct Attending {
     const AttentionCall& call;
     const Projection* from;               // or null: `call.projected` has the heads
     size_t padded;                        // head_dim rounded up to whole registers
+    size_t query_values;                  // head_dim rounded up to whole groups: room for a query
     bool direct;                          // one token of each sequence, projected in the same call
-    float* queries;                       // [tokens, heads, padded], rotated and scaled; direct: in the scratch
+    float* queries;                       // [tokens, heads, query_values], rotated and scaled; direct: in the scratch
     size_t* part_start;                   // [tokens + 1]: number of chunks of all tokens before
     float* partial;                       // [chunks of all tokens, heads, padded + 8]: mixed, largest score, total
     Piece* pieces;
@@ -36,7 +37,7 @@ struct Attending {
     int32_t* members;                     // query heads by KV head
     size_t* member_start;                 // [kv_heads + 1]
 
-    float* query_of(size_t token, size_t head) const { return queries + (token * call.heads + head) * padded; }
+    float* query_of(size_t token, size_t head) const { return queries + (token * call.heads + head) * query_values; }
     float* partial_of(size_t token, size_t head, size_t chunk) const {
         return partial + ((part_start[token] + chunk) * call.heads + head) * (padded + 8);
     }
@@ -55,7 +56,7 @@ inline void place_query(const Attending& job, size_t token, size_t head, float* 
     }
     if (is_spread(call.keys)) spread(to, call.head_dim);
     for (size_t d = 0; d < call.head_dim; ++d) to[d] *= call.scale;
-    for (size_t d = call.head_dim; d < job.padded; ++d) to[d] = 0.0f;
+    if (has_codes(call.keys.format)) round_query(to, call.head_dim);
 }
 
 // `head` is scratch for one head.
@@ -65,10 +66,10 @@ inline void place_kv(const Attending& job, float* head, size_t token, size_t kv_
     if (job.from) key_head(*job.from, token, kv_head, head);
     else std::memcpy(head, head_of(call.projected.keys, token, kv_head, call.kv_heads, dim), dim * sizeof(float));
     if (is_spread(call.keys)) spread(head, dim);
-    write_kv(call.keys, row, head, dim);
+    write_key(call.keys, row, head, dim);
     if (job.from) value_head(*job.from, token, kv_head, head);
     else std::memcpy(head, head_of(call.projected.values, token, kv_head, call.kv_heads, dim), dim * sizeof(float));
-    write_kv(call.values, row, head, dim);
+    write_value(call.values, row, head, dim);
 }
 
 // Place the queries in the buffer, and keys and values in the cache, for every token.
@@ -91,7 +92,7 @@ inline size_t gather_rows(const Attending& job, const TokenRun& run, size_t kv_h
         for (size_t m = job.member_start[kv_head]; m < job.member_start[kv_head + 1]; ++m) {
             auto head = static_cast<size_t>(job.members[m]);
             auto position = static_cast<size_t>(call.positions[token]);
-            float* query = job.direct ? own + count * job.padded : job.query_of(token, head);
+            float* query = job.direct ? own + count * job.query_values : job.query_of(token, head);
             if (job.direct) place_query(job, token, head, query);
             rows[count++] = {query, token, head, first_attended(call, position), position, nullptr, 0.0f, 0.0f};
         }
@@ -130,7 +131,7 @@ inline void attend_task(const Attending& job, const Piece& piece, size_t kv_head
     auto* keys = reinterpret_cast<float*>(scratch);
     float* values = keys + kPageTokens * job.padded;
     float* queries = values + kPageTokens * job.padded;
-    auto* rows = reinterpret_cast<Row*>(queries + (job.direct ? call.heads * job.padded : 0));
+    auto* rows = reinterpret_cast<Row*>(queries + (job.direct ? call.heads * job.query_values : 0));
     if (job.direct && !call.shared && piece.end == job.chunks_of(run.first)) place_kv(job, queries, run.first, kv_head);
     size_t count = gather_rows(job, run, kv_head, queries, rows);
     if (!count) return;
@@ -143,8 +144,8 @@ inline void attend_task(const Attending& job, const Piece& piece, size_t kv_head
         size_t stop = smaller(last + 1, (chunk + 1) * run.chunk);
         for (size_t base = start; base < stop; base += kPageTokens) {
             Page page = page_at(job, sequence, kv_head, base, last);
-            Vectors k = page_vectors(call.keys, page, call.head_dim, job.padded, count, keys);
-            Vectors v = page_vectors(call.values, page, call.head_dim, job.padded, count, values);
+            KeyPage k = page_keys(call.keys, page, call.head_dim, count, keys);
+            Vectors v = page_values(call.values, page, call.head_dim, job.padded, count, values);
             attend_page(rows, count, page, k, v, job.padded, call.softcap);
         }
         end_chunk(job, rows, count);
@@ -263,7 +264,7 @@ inline size_t cut_pieces(const Attending& job, const TokenRun* runs, size_t run_
 
 inline Attending take_attending(const AttentionCall& call, const Projection* from, Pool& pool) {
     Arena& arena = pool.arena();
-    size_t padded = round_up(call.head_dim, kWide);
+    size_t padded = round_up(call.head_dim, kWide), query_values = round_up(call.head_dim, kGroup);
     bool direct = from && is_direct(call);
     auto* start = arena.take<size_t>(call.tokens + 1);
     auto* runs = arena.take<TokenRun>(call.tokens);
@@ -272,8 +273,9 @@ inline Attending take_attending(const AttentionCall& call, const Projection* fro
     Attending job{call,
                   from,
                   padded,
+                  query_values,
                   direct,
-                  arena.take<float>(direct ? 1 : call.tokens * call.heads * padded),
+                  arena.take<float>(direct ? 1 : call.tokens * call.heads * query_values),
                   start,
                   arena.take<float>(parts * call.heads * (padded + 8)),
                   arena.take<Piece>(parts),
@@ -288,7 +290,7 @@ inline Attending take_attending(const AttentionCall& call, const Projection* fro
 // Bytes of scratch that each thread needs.
 inline size_t attending_bytes(const Attending& job) {
     // a run of many tokens times the members of its largest group
-    size_t most_rows = (kTaskRows + 1) * (job.call.heads + 1), queries = job.direct ? job.call.heads * job.padded : 0;
+    size_t most_rows = (kTaskRows + 1) * (job.call.heads + 1), queries = job.direct ? job.call.heads * job.query_values : 0;
     return (2 * kPageTokens * job.padded + queries) * sizeof(float) + most_rows * sizeof(Row);
 }
 

@@ -1,4 +1,4 @@
-// One vector of keys or values of a head, to and from each format of the cache.
+// One key or value of a head, to and from each format of the cache.
 #pragma once
 
 #include "wide.hpp"
@@ -46,16 +46,12 @@ inline void write_q8_group(uint8_t* codes, uint8_t* factor, const float* x, size
         code = code > 127 ? 127 : code < -127 ? -127 : code;
         codes[i] = static_cast<uint8_t>(static_cast<int8_t>(code));
     }
-}
-
-inline void write_q8(uint8_t* to, const float* head, size_t dim) {
-    for (size_t first = 0; first < dim; first += kGroup)
-        write_q8_group(to + first, to + dim + first / kGroup * 2, head + first, smaller(dim - first, kGroup));
+    for (size_t i = count; i < round_up(count, kWordBytes); ++i) codes[i] = 0;
 }
 
 inline void read_q8(const uint8_t* from, size_t dim, float* out) {
     for (size_t first = 0; first < dim; first += kGroup) {
-        float factor = take_half(from + dim + first / kGroup * 2);
+        float factor = take_half(from + code_bytes(KvFormat::q8, dim) + first / kGroup * 2);
         F8 scale = splat(factor);
         size_t i = first, last = first + smaller(dim - first, kGroup);
         for (; i + 8 <= last; i += 8) store(out + i, load_int8(from + i) * scale);
@@ -81,14 +77,8 @@ inline void write_q4_group(uint8_t* codes, uint8_t* factors, const float* x, siz
     }
 }
 
-inline void write_q4(uint8_t* to, const float* head, size_t dim) {
-    uint8_t* factors = to + round_up(dim, kCodeRun) / 2;
-    for (size_t first = 0; first < dim; first += kGroup, factors += 4)
-        write_q4_group(to + first / 2, factors, head + first, smaller(dim - first, kGroup));
-}
-
 inline void read_q4(const uint8_t* from, size_t dim, float* out) {
-    const uint8_t* factors = from + round_up(dim, kCodeRun) / 2;
+    const uint8_t* factors = from + code_bytes(KvFormat::q4, dim);
     F8 scale{}, least{};
     for (size_t first = 0; first < dim; first += kCodeRun) {
         if (first % kGroup == 0) {
@@ -103,7 +93,7 @@ inline void read_q4(const uint8_t* from, size_t dim, float* out) {
 
 // ---- vectors of a page, in registers ----
 
-// The vectors of one head in a page: as stored, or widened.
+// The values of one head in a page: as stored, or widened.
 struct Vectors {
     const uint8_t* data;  // of the first token
     KvFormat format;
@@ -117,24 +107,36 @@ inline bool has_lanes(KvFormat format, size_t dim) { return format != KvFormat::
 
 // The factor of the values of a token's group from `d` on.
 template <KvFormat F> inline Wide factor_of(const Vectors& from, size_t token, size_t d) {
-    if constexpr (F == KvFormat::q8) return wide_half(from.at(token) + from.dim + d / kGroup * 2);
+    if constexpr (F == KvFormat::q8) return wide_half(from.at(token) + code_bytes(F, from.dim) + d / kGroup * 2);
     else return Wide{};
 }
 
-// Load a register of a token's values from `d` on, with the bits of `read_kv`.
+// Load a register of a token's values from `d` on, with the bits of `read_value`.
 template <KvFormat F> inline Wide lanes_of(const Vectors& from, size_t token, size_t d, Wide factor) {
     if constexpr (F == KvFormat::q8) return wide_int8(from.at(token) + d) * factor;
     else if constexpr (F == KvFormat::f16) return wide_halves(from.at(token) + 2 * d);
     else return wide_floats(from.at(token) + 4 * d);
 }
 
-template <class Work> inline void with_lanes(KvFormat format, const Work& work) {
+template <class Work> inline void with_format(KvFormat format, const Work& work) {
     switch (format) {
         case KvFormat::f16: return work.template operator()<KvFormat::f16>();
         case KvFormat::q8: return work.template operator()<KvFormat::q8>();
+        case KvFormat::q4: return work.template operator()<KvFormat::q4>();
         default: return work.template operator()<KvFormat::f32>();
     }
 }
+
+// The next page's vectors, prefetched in parts while this page is computed, so that memory is always busy.
+struct Ahead {
+    const uint8_t* data;  // of the first token; or null
+    size_t bytes;         // of all tokens
+
+    // Prefetch `count` of `of` equal parts, beginning with number `part`.
+    void fetch(size_t part, size_t count, size_t of) const {
+        if (data) prefetch_bytes(data + part * bytes / of, count * bytes / of);
+    }
+};
 
 // ---- spreading ----
 
@@ -157,17 +159,24 @@ inline void spread(float* head, size_t dim) {
 
 // ---- by the format of the cache ----
 
-inline void write_kv(const Kv& cache, size_t row, const float* head, size_t dim) {
-    uint8_t* to = cache.data + row * cache.vector_bytes;
-    switch (cache.format) {
-        case KvFormat::f32: std::memcpy(to, head, dim * sizeof(float)); return;
-        case KvFormat::f16: write_f16(to, head, dim); return;
-        case KvFormat::q8: write_q8(to, head, dim); return;
-        case KvFormat::q4: write_q4(to, head, dim); return;
+// Write the codes and factors of one group, of at most kGroup values.
+inline void write_group(KvFormat format, uint8_t* codes, uint8_t* factors, const float* x, size_t count) {
+    switch (format) {
+        case KvFormat::f32: std::memcpy(codes, x, count * sizeof(float)); return;
+        case KvFormat::f16: write_f16(codes, x, count); return;
+        case KvFormat::q8: write_q8_group(codes, factors, x, count); return;
+        case KvFormat::q4: write_q4_group(codes, factors, x, count); return;
     }
 }
 
-inline void read_kv(const Kv& cache, size_t row, size_t dim, float* out) {
+inline void write_value(const Kv& cache, size_t row, const float* head, size_t dim) {
+    uint8_t* to = cache.data + row * cache.vector_bytes;
+    uint8_t* factors = to + code_bytes(cache.format, dim);
+    for (size_t d = 0; d < dim; d += kGroup, factors += factor_bytes(cache.format))
+        write_group(cache.format, to + code_bytes(cache.format, d), factors, head + d, smaller(dim - d, kGroup));
+}
+
+inline void read_value(const Kv& cache, size_t row, size_t dim, float* out) {
     const uint8_t* from = cache.data + row * cache.vector_bytes;
     switch (cache.format) {
         case KvFormat::f32: std::memcpy(out, from, dim * sizeof(float)); return;

@@ -25,6 +25,7 @@ NB_MODULE(_native, m) {
     m.attr("GROUP") = kGroup;
     m.attr("KV_GROUP") = kGroup;
     m.attr("KV_RUN") = kCodeRun;
+    m.attr("KV_WORD") = kWordBytes;
     m.attr("STREAM_TOKENS") = kStreamTokens;
     m.attr("THREADS_MOST") = kMostThreads;
     m.attr("TILE_OUTPUTS") = kTileOutputs;

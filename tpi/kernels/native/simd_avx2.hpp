@@ -88,13 +88,6 @@ inline void store_int8(int8_t* p, F8 a) {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
 }
 
-inline F8 sums(const F8* v) {
-    __m256 a = _mm256_hadd_ps(v[0].v, v[1].v), b = _mm256_hadd_ps(v[2].v, v[3].v);
-    __m256 c = _mm256_hadd_ps(v[4].v, v[5].v), d = _mm256_hadd_ps(v[6].v, v[7].v);
-    __m256 low = _mm256_hadd_ps(a, b), high = _mm256_hadd_ps(c, d);
-    return {_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31))};
-}
-
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 // four int8 activations in every 32-bit lane
@@ -184,6 +177,23 @@ inline I8 dot_signed(I8 total, B32 values, const int8_t* x) {
     return {dot_quads(total.v, _mm256_abs_epi8(values.v), _mm256_sign_epi8(splat_quad(x), values.v))};
 }
 inline I8 no_dots() { return {_mm256_setzero_si256()}; }
+
+inline int32_t pair_at(const int16_t* x) {
+    int32_t pair;
+    std::memcpy(&pair, x, 4);
+    return pair;
+}
+
+struct Pairs { __m256i v; };
+
+inline Pairs even_bytes(B32 a) { return {_mm256_srai_epi16(_mm256_slli_epi16(a.v, 8), 8)}; }
+inline Pairs odd_bytes(B32 a) { return {_mm256_srai_epi16(a.v, 8)}; }
+template <int Shift> inline Pairs nibbles(B32 a) {
+    return {_mm256_and_si256(_mm256_srli_epi16(a.v, Shift), _mm256_set1_epi16(15))};
+}
+inline I8 dot_pairs(I8 total, Pairs a, const int16_t* x) {
+    return {_mm256_add_epi32(total.v, _mm256_madd_epi16(a.v, _mm256_set1_epi32(pair_at(x))))};
+}
 inline I8 splat_int(int32_t value) { return {_mm256_set1_epi32(value)}; }
 
 #if !defined(TPI_VNNI)

@@ -87,13 +87,6 @@ inline void store_int8(int8_t* p, F8 x) {
     vst1_s8(p, vqmovn_s16(vcombine_s16(vqmovn_s32(whole.a), vqmovn_s32(whole.b))));
 }
 
-inline F8 sums(const F8* v) {
-    float32x4_t each[8];
-    for (int i = 0; i < 8; ++i) each[i] = vaddq_f32(v[i].a, v[i].b);
-    return {vpaddq_f32(vpaddq_f32(each[0], each[1]), vpaddq_f32(each[2], each[3])),
-            vpaddq_f32(vpaddq_f32(each[4], each[5]), vpaddq_f32(each[6], each[7]))};
-}
-
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 // total[i] + a[4i] b[4i] + ... + a[4i + 3] b[4i + 3]
@@ -186,6 +179,31 @@ inline I8 dot_signed(I8 total, B32 values, const int8_t* x) {
 }
 inline I8 dot_codes(I8 total, B32 codes, const int8_t* x) { return dot_signed(total, codes, x); }
 inline I8 no_dots() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
+
+struct Pairs { int16x8_t a, b; };
+
+inline Pairs odd_bytes(B32 x) {
+    return {vshrq_n_s16(vreinterpretq_s16_u8(x.a), 8), vshrq_n_s16(vreinterpretq_s16_u8(x.b), 8)};
+}
+inline Pairs even_bytes(B32 x) {
+    return {vshrq_n_s16(vshlq_n_s16(vreinterpretq_s16_u8(x.a), 8), 8),
+            vshrq_n_s16(vshlq_n_s16(vreinterpretq_s16_u8(x.b), 8), 8)};
+}
+template <int Shift> inline Pairs nibbles(B32 x) {
+    const int16x8_t right = vdupq_n_s16(-Shift);
+    const uint16x8_t mask = vdupq_n_u16(15);
+    return {vreinterpretq_s16_u16(vandq_u16(vshlq_u16(vreinterpretq_u16_u8(x.a), right), mask)),
+            vreinterpretq_s16_u16(vandq_u16(vshlq_u16(vreinterpretq_u16_u8(x.b), right), mask))};
+}
+inline I8 dot_pairs(I8 total, Pairs a, const int16_t* x) {
+    int32_t pair;
+    std::memcpy(&pair, x, 4);
+    const int16x8_t both = vreinterpretq_s16_s32(vdupq_n_s32(pair));
+    auto four = [&](int16x8_t some) {
+        return vpaddq_s32(vmull_s16(vget_low_s16(some), vget_low_s16(both)), vmull_high_s16(some, both));
+    };
+    return {vaddq_s32(total.a, four(a.a)), vaddq_s32(total.b, four(a.b))};
+}
 inline I8 splat_int(int32_t value) { return {vdupq_n_s32(value), vdupq_n_s32(value)}; }
 
 constexpr int kMostSpread = 0;

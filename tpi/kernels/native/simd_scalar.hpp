@@ -116,9 +116,6 @@ inline F8 load_high_nibbles(const uint8_t* p) { F8 r; TPI_LANES r.lane[i] = p[i]
 // lanes rounded to int8, 8 bytes
 inline void store_int8(int8_t* p, F8 a) { TPI_LANES p[i] = static_cast<int8_t>(std::nearbyint(a.lane[i])); }
 
-// lane i of the result is the sum of the lanes of v[i]
-inline F8 sums(const F8* v) { F8 r; TPI_LANES r.lane[i] = sum(v[i]); return r; }
-
 inline void prefetch(const void* p) {
 #if defined(__GNUC__)
     __builtin_prefetch(p);
@@ -168,6 +165,36 @@ inline I8 dot_signed(I8 total, B32 values, const int8_t* x) {
 }
 inline I8 dot_codes(I8 total, B32 codes, const int8_t* x) { return dot_signed(total, codes, x); }
 inline I8 no_dots() { return I8{}; }
+
+// Two int16 for each of 8 lanes.
+struct Pairs { int16_t first[8], second[8]; };
+
+// The signed bytes 0 and 2 of every lane, and its bytes 1 and 3.
+inline Pairs even_bytes(B32 a) {
+    Pairs r;
+    TPI_LANES { r.first[i] = static_cast<int8_t>(a.byte[4 * i]); r.second[i] = static_cast<int8_t>(a.byte[4 * i + 2]); }
+    return r;
+}
+inline Pairs odd_bytes(B32 a) {
+    Pairs r;
+    TPI_LANES { r.first[i] = static_cast<int8_t>(a.byte[4 * i + 1]); r.second[i] = static_cast<int8_t>(a.byte[4 * i + 3]); }
+    return r;
+}
+// Four bits of every lane's two 16-bit halves, from bit `Shift` on.
+template <int Shift> inline Pairs nibbles(B32 a) {
+    constexpr int kByte = Shift / 8, kBits = Shift % 8;
+    Pairs r;
+    TPI_LANES {
+        r.first[i] = a.byte[4 * i + kByte] >> kBits & 15;
+        r.second[i] = a.byte[4 * i + 2 + kByte] >> kBits & 15;
+    }
+    return r;
+}
+// total + first * x[0] + second * x[1] in every lane
+inline I8 dot_pairs(I8 total, Pairs a, const int16_t* x) {
+    TPI_LANES total.lane[i] += a.first[i] * x[0] + a.second[i] * x[1];
+    return total;
+}
 inline I8 splat_int(int32_t value) { I8 r; TPI_LANES r.lane[i] = value; return r; }
 
 // The largest range of the numbers of a code book that become codes without a sign.

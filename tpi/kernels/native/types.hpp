@@ -18,6 +18,7 @@ constexpr size_t kPageTokens = 32;  // tokens of a page of keys and values
 constexpr size_t kStreamTokens = 16; // steps of so many tokens stream weights once; longer ones are matrix products
 constexpr size_t kLater = kStreamTokens - 1;  // tokens after a recurrent state whose inputs are stored with it
 constexpr size_t kCodeRun = 16;      // 4-bit keys and values whose codes lie in 8 bytes
+constexpr size_t kWordBytes = 4;     // the codes of a q8 or q4 key or value take whole words of so many bytes
 constexpr size_t kMostThreads = 1024;
 
 // Number of slices in which so many threads sum a short step's columns.
@@ -105,15 +106,24 @@ static constexpr size_t vector_bytes(Format format, size_t hidden) {
 
 constexpr size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Bytes of a key or value of one head.
-static constexpr size_t vector_bytes(KvFormat format, size_t head_dim) {
-    size_t groups = round_up(head_dim, kGroup) / kGroup;
+// Return the bytes of the first `count` values of a key or value of one head, without the factors of their groups.
+static constexpr size_t code_bytes(KvFormat format, size_t count) {
     switch (format) {
-        case KvFormat::f32: return 4 * head_dim;
-        case KvFormat::f16: return 2 * head_dim;
-        case KvFormat::q8: return head_dim + 2 * groups;
-        default: return round_up(head_dim, kCodeRun) / 2 + 4 * groups;
+        case KvFormat::f32: return 4 * count;
+        case KvFormat::f16: return 2 * count;
+        case KvFormat::q8: return round_up(count, kWordBytes);
+        default: return round_up(count, kCodeRun) / 2;
     }
+}
+
+// Return the bytes of the factors of a group: a scale, in q4 also a minimum, each an f16.
+static constexpr size_t factor_bytes(KvFormat format) {
+    return format == KvFormat::q8 ? 2 : format == KvFormat::q4 ? 4 : 0;
+}
+
+// Return the bytes of a key or value of one head.
+static constexpr size_t vector_bytes(KvFormat format, size_t head_dim) {
+    return code_bytes(format, head_dim) + round_up(head_dim, kGroup) / kGroup * factor_bytes(format);
 }
 
 // One part of a run of units: `units * width` vectors of `hidden` values each.
@@ -190,7 +200,7 @@ struct PrepareCall {
 };
 
 struct Kv {
-    uint8_t* data;  // [blocks, kv_heads, kPageTokens, vector_bytes]
+    uint8_t* data;  // pages [blocks, kv_heads, kPageTokens * vector_bytes]; those of keys lie transposed (keys.hpp)
     KvFormat format;
     size_t vector_bytes;
 };

@@ -27,10 +27,21 @@ inline Wide wide_half(const void* p) {
     return {_mm512_cvtph_ps(_mm256_set1_epi16(half))};
 }
 inline void store(float* p, Wide a) { _mm512_storeu_ps(p, a.v); }
-// half as many lanes with the same sum
-inline F8 fold(Wide a) { return {_mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1))}; }
 inline Wide to_float(WideInt a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline WideInt wide_int(int32_t value) { return {_mm512_set1_epi32(value)}; }
+
+// Four bytes for each lane, and the pairs of int16 made of them (see simd_scalar.hpp).
+struct WideBytes { __m512i v; };
+struct WidePairs { __m512i v; };
+inline WideBytes wide_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline WidePairs even_bytes(WideBytes a) { return {_mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8)}; }
+inline WidePairs odd_bytes(WideBytes a) { return {_mm512_srai_epi16(a.v, 8)}; }
+template <int Shift> inline WidePairs nibbles(WideBytes a) {
+    return {_mm512_and_si512(_mm512_srli_epi16(a.v, Shift), _mm512_set1_epi16(15))};
+}
+inline WideInt dot_pairs(WideInt total, WidePairs a, const int16_t* x) {
+    return {_mm512_dpwssd_epi32(total.v, a.v, _mm512_set1_epi32(pair_at(x)))};
+}
 
 // out[t] += products of 16 inputs: codes without a sign, four words of 4 bytes for each output, and x[t * stride].
 template <int Most, int N>
@@ -51,15 +62,17 @@ TPI_INLINE void add_words(const uint8_t* codes, const int8_t* x, size_t stride, 
 
 using Wide = F8;
 using WideInt = I8;
+using WideBytes = B32;
+using WidePairs = Pairs;
 constexpr size_t kWide = 8;
 constexpr int kVectors = 1;
 
 inline Wide wide(float s) { return splat(s); }
 inline Wide wide_floats(const void* p) { return load_bytes(static_cast<const uint8_t*>(p)); }
+inline WideBytes wide_bytes(const uint8_t* p) { return load_b32(p); }
 inline Wide wide_halves(const void* p) { return load_half(p); }
 inline Wide wide_int8(const void* p) { return load_int8(p); }
 inline Wide wide_half(const void* p) { return splat_half(p); }
-inline F8 fold(Wide a) { return a; }
 inline WideInt wide_int(int32_t value) { return splat_int(value); }
 
 #endif

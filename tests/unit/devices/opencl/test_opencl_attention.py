@@ -10,7 +10,7 @@ from tests.support.devices.opencl_device import assert_close, fetched, hold, hol
 from tests.support.kernels.kernel_cases import (
     PACKS,
     AttentionCase,
-    assert_same_cache,
+    assert_same_caches,
     attention_case,
     native,
     tolerance,
@@ -39,8 +39,7 @@ def assert_attention_agrees(card: OpenClDevice, case: AttentionCase, limit: floa
     expected = reference_kernels.attention(case.spec, case.data, case.x, kv.keys[0], kv.values[0], case.batch)
     actual, caches = run(card, case)
     assert_close(actual, expected, limit)
-    for mine, theirs in zip(caches, (kv.keys[0], kv.values[0]), strict=True):
-        assert_same_cache(mine, theirs, case.spec.head_dim, limit)
+    assert_same_caches(caches, (kv.keys[0], kv.values[0]), case.spec.head_dim, limit)
 
 
 @pytest.mark.parametrize(("format", "layout"), PACKS)

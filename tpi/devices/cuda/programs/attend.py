@@ -31,16 +31,17 @@ def attend(
         page = tl.load(row + number).to(tl.int64)
         other = number * 32 + tl.arange(0, 32)
         seen = (other >= first) & (other <= position)
-        vectors = (((page * kv_heads + kv_head) * 32 + tl.arange(0, 32)) * vector)[:, None]
+        inner = tl.arange(0, 32)[:, None]
+        head_page = (page * kv_heads + kv_head) * 32 * vector
         inside = seen[:, None] & (at < head_dim)[None, :]
-        key = load_vectors(keys, vectors, at[None, :], inside, head_dim, FORMAT)
+        key = load_vectors(keys, head_page, inner, at[None, :], inside, head_dim, FORMAT, True)
         score = tl.sum(key * query[None, :], axis=1) * scale
         if CAPPED:
             score = tanh(score / softcap) * softcap
         score = tl.where(seen, score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, axis=0))
         shrunk, share = tl.exp(top - higher), tl.exp(score - higher)
-        value = load_vectors(values, vectors, at[None, :], inside, head_dim, FORMAT)
+        value = load_vectors(values, head_page + inner * vector, 0, at[None, :], inside, head_dim, FORMAT, False)
         total = total * shrunk + tl.sum(value * share[:, None], axis=0)
         below = below * shrunk + tl.sum(share, axis=0)
         top = higher
@@ -76,9 +77,10 @@ def attend_many(
     for each in range(begin, tl.minimum(begin + span, last // 32 + 1)):
         page = tl.load(row + each).to(tl.int64)
         other = each * 32 + tl.arange(0, 32)
-        vectors = (((page * kv_heads + kv_head) * 32 + tl.arange(0, 32)) * vector)[:, None]
+        inner = tl.arange(0, 32)[:, None]
+        head_page = (page * kv_heads + kv_head) * 32 * vector
         inside = ((other >= lowest) & (other <= last))[:, None] & (at < head_dim)[None, :]
-        key = load_vectors(keys, vectors, at[None, :], inside, head_dim, FORMAT)
+        key = load_vectors(keys, head_page, inner, at[None, :], inside, head_dim, FORMAT, True)
         score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         if CAPPED:
             score = tanh(score / softcap) * softcap
@@ -87,7 +89,7 @@ def attend_many(
         higher = tl.maximum(top, tl.max(score, axis=1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # 0 for a token that has not seen any other yet
         shrunk, share = tl.exp(top - base), tl.exp(score - base[:, None])
-        value = load_vectors(values, vectors, at[None, :], inside, head_dim, FORMAT)
+        value = load_vectors(values, head_page + inner * vector, 0, at[None, :], inside, head_dim, FORMAT, False)
         total = total * shrunk[:, None] + tl.dot(share, value, input_precision="ieee")
         below = below * shrunk + tl.sum(share, axis=1)
         top = higher

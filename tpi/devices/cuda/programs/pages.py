@@ -1,6 +1,8 @@
 """The formats of keys and values in pages, `[pages, kv_heads, 32 tokens, vector]`; no other Triton code knows them.
 
-FORMAT is a `tpi.kernels.kv.KvDtype`; `tpi.kernels.kv.KvPages` says how each stores a vector.
+FORMAT is a `tpi.kernels.kv.KvDtype`; `tpi.kernels.kv.KvPages` says how each stores a vector. A vector is given by
+`begin` and `token`. For values, `begin` is the vector's first element in the cache, and `token` is 0. For keys, which
+lie transposed, `begin` is the first element of its page and head, and `token` its number in the page.
 """
 
 import triton
@@ -10,27 +12,47 @@ from tpi.devices.cuda.programs.norms import nearest
 
 
 @triton.jit
-def load_vectors(cache, begin, at, mask, head_dim, FORMAT: tl.constexpr):
-    """Return float32 values `at` of the vectors that begin `begin` elements into the cache.
-
-    `begin`, `at` and `mask` are broadcast against each other.
-    """
-    if FORMAT == "q8":
-        codes = tl.load(cache + (begin + at), mask=mask, other=0)
-        place = (cache + (begin + head_dim + at // 32 * 2)).to(tl.pointer_type(tl.float16))
-        return codes.to(tl.float32) * tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    elif FORMAT == "q4":
-        both = tl.load(cache + (begin + at // 16 * 8 + at % 8), mask=mask, other=0).to(tl.int32)
-        codes = ((both >> (at & 8) // 2) & 15).to(tl.float32)
-        place = (cache + (begin + (head_dim + 15) // 16 * 8 + at // 32 * 4)).to(tl.pointer_type(tl.float16))
-        scale = tl.load(place, mask=mask, other=0.0).to(tl.float32)
-        return codes * scale + tl.load(place + 1, mask=mask, other=0.0).to(tl.float32)
+def element(at, token, UNIT: tl.constexpr, KEYS: tl.constexpr):
+    """Return the place of element `at` of a vector, relative to `begin`, if units of UNIT elements stay together."""
+    if KEYS:
+        return at // UNIT * (UNIT * 32) + token * UNIT + at % UNIT
     else:
-        return tl.load(cache + (begin + at), mask=mask, other=0.0).to(tl.float32)
+        return at
 
 
 @triton.jit
-def store_q4(cache, begin, values, at, head_dim):
+def factor(cache, begin, codes, number, token, KEYS: tl.constexpr):
+    """Return pointers to the float16 factors `number` of vectors with `codes` bytes of codes."""
+    if KEYS:
+        place = begin + codes * 32 + number * 64 + token * 2
+    else:
+        place = begin + codes + number * 2
+    return (cache + place).to(tl.pointer_type(tl.float16))
+
+
+@triton.jit
+def load_vectors(cache, begin, token, at, mask, head_dim, FORMAT: tl.constexpr, KEYS: tl.constexpr):
+    """Return float32 values `at` of vectors.
+
+    `begin`, `token`, `at` and `mask` are broadcast against each other.
+    """
+    if FORMAT == "q8":
+        codes = tl.load(cache + (begin + element(at, token, 4, KEYS)), mask=mask, other=0)
+        place = factor(cache, begin, (head_dim + 3) // 4 * 4, at // 32, token, KEYS)
+        return codes.to(tl.float32) * tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    elif FORMAT == "q4":
+        byte = element(at // 16 * 8 + at % 8, token, 4, KEYS)
+        both = tl.load(cache + (begin + byte), mask=mask, other=0).to(tl.int32)
+        codes, size = ((both >> (at & 8) // 2) & 15).to(tl.float32), (head_dim + 15) // 16 * 8
+        scale = tl.load(factor(cache, begin, size, at // 32 * 2, token, KEYS), mask=mask, other=0.0)
+        least = tl.load(factor(cache, begin, size, at // 32 * 2 + 1, token, KEYS), mask=mask, other=0.0)
+        return codes * scale.to(tl.float32) + least.to(tl.float32)
+    else:
+        return tl.load(cache + (begin + element(at, token, 1, KEYS)), mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_q4(cache, begin, token, values, at, head_dim, KEYS: tl.constexpr):
     """Store one vector in q4; the parameters are those of `store_vector`."""
     inside, groups = at < head_dim, tl.arange(0, values.shape[0])
     known = groups * 32 < head_dim
@@ -45,29 +67,32 @@ def store_q4(cache, begin, values, at, head_dim):
         codes << (at & 8) // 2, (values.shape[0] * 2, 2, 8)
     )  # two codes that share a byte share no bits
     runs, byte = tl.arange(0, values.shape[0] * 2)[:, None], tl.arange(0, 8)[None, :]
-    tl.store(cache + (begin + runs * 8 + byte), tl.sum(halves, axis=1).to(tl.uint8), mask=runs * 16 < head_dim)
-    place = (cache + (begin + (head_dim + 15) // 16 * 8 + groups * 4)).to(tl.pointer_type(tl.float16))
-    tl.store(place, scale, mask=known)
-    tl.store(place + 1, low, mask=known)
+    place = begin + element(runs * 8 + byte, token, 4, KEYS)
+    tl.store(cache + place, tl.sum(halves, axis=1).to(tl.uint8), mask=runs * 16 < head_dim)
+    size = (head_dim + 15) // 16 * 8
+    tl.store(factor(cache, begin, size, groups * 2, token, KEYS), scale, mask=known)
+    tl.store(factor(cache, begin, size, groups * 2 + 1, token, KEYS), low, mask=known)
 
 
 @triton.jit
-def store_vector(cache, begin, values, at, head_dim, FORMAT: tl.constexpr):
-    """Store one vector at `begin`: `values` and their indices `at` are `[groups, 32]`."""
+def store_vector(cache, begin, token, values, at, head_dim, FORMAT: tl.constexpr, KEYS: tl.constexpr):
+    """Store one vector: `values` and their indices `at` are `[groups, 32]`."""
     inside = at < head_dim
     if FORMAT == "q8":
         scale = (tl.max(tl.abs(values), axis=1) / 127.0).to(tl.float16)
         wide = scale.to(tl.float32)[:, None]
         codes = nearest(values * tl.where(wide > 0, 1.0 / tl.where(wide > 0, wide, 1.0), 0.0))
         codes = tl.minimum(tl.maximum(codes, -127.0), 127.0).to(tl.int8)
-        tl.store(cache + (begin + at), codes, mask=inside)
+        size = (head_dim + 3) // 4 * 4
+        codes = tl.where(inside, codes, 0)
+        tl.store(cache + (begin + element(at, token, 4, KEYS)), codes, mask=at < size)
         groups = tl.arange(0, values.shape[0])
-        place = (cache + (begin + head_dim + groups * 2)).to(tl.pointer_type(tl.float16))
-        tl.store(place, scale, mask=groups * 32 < head_dim)
+        tl.store(factor(cache, begin, size, groups, token, KEYS), scale, mask=groups * 32 < head_dim)
     elif FORMAT == "q4":
-        store_q4(cache, begin, values, at, head_dim)
+        store_q4(cache, begin, token, values, at, head_dim, KEYS)
     else:
-        tl.store(cache + (begin + at), values.to(cache.dtype.element_ty), mask=inside)
+        place = begin + element(at, token, 1, KEYS)
+        tl.store(cache + place, values.to(cache.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -91,9 +116,9 @@ def spread(heads, out, head_dim, GROUPS: tl.constexpr):
 @triton.jit
 def append(
     cache, heads, positions, sequence, tables, head_dim, vector, longest,
-    FORMAT: tl.constexpr, GROUPS: tl.constexpr,
+    FORMAT: tl.constexpr, KEYS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Store one head of one token per program.
+    """Store one head of one token per program: its key if KEYS, else its value.
 
     `heads` is `[tokens, kv_heads, head_dim]`; each head goes to its token's place in the cache. `vector` is the number
     of elements from one vector to the next, `longest` the pages in a row of `tables`. GROUPS * 32 is at least
@@ -105,4 +130,8 @@ def append(
     at = tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
     begin = (token.to(tl.int64) * count + head) * head_dim
     values = tl.load(heads + begin + at, mask=at < head_dim, other=0.0)
-    store_vector(cache, ((page * count + head) * 32 + position % 32) * vector, values, at, head_dim, FORMAT)
+    own, token = (page * count + head) * 32, position % 32
+    if KEYS:
+        store_vector(cache, own * vector, token, values, at, head_dim, FORMAT, KEYS)
+    else:
+        store_vector(cache, (own + token) * vector, 0, values, at, head_dim, FORMAT, KEYS)

@@ -10,7 +10,7 @@ from tpi.devices.opencl.compute.products import columns, matrix_of, rows
 from tpi.devices.opencl.compute.tables import AttentionStep
 from tpi.devices.opencl.discover import opencl
 from tpi.devices.opencl.programs import Program
-from tpi.kernels.spec import F32, KV_GROUP, U8, AttentionSpec, KvArray
+from tpi.kernels.spec import F32, KV_GROUP, PAGE_TOKENS, U8, AttentionSpec, KvArray
 
 _HEADS = Program(("heads",))
 
@@ -57,8 +57,8 @@ class AttentionBlock:
         card, program = self._card, _attending(spec, keys, step.rows_each)
         paged = (step.tables, step.table_width)
         heads = self._spread(spec, heads, keys, step)
-        self._append(spec, keys, heads.keys, step)
-        self._append(spec, values, heads.values, step)
+        self._append(spec, keys, PAGE_TOKENS, heads.keys, step)
+        self._append(spec, values, 1, heads.values, step)
         count = step.tokens * spec.heads
         partial = card.empty(count, step.chunks, spec.head_dim + 2)
         numbers = (spec.heads, spec.kv_heads, float(spec.attention_scale), float(spec.softcap), spec.window)
@@ -101,12 +101,13 @@ class AttentionBlock:
         queries, keys = spread(heads.queries, step.tokens * spec.heads), spread(heads.keys, step.tokens * spec.kv_heads)
         return HeadBuffers(queries, keys, heads.values)
 
-    def _append(self, spec: AttentionSpec, cache: KvArray, heads: Any, step: AttentionStep) -> None:
+    def _append(self, spec: AttentionSpec, cache: KvArray, across: int, heads: Any, step: AttentionStep) -> None:
+        """Store `heads` in the cache; `across` is PAGE_TOKENS for keys, which lie transposed, and 1 for values."""
         program = _attending(spec, cache, step.rows_each)
         work = -(-step.tokens * spec.kv_heads * -(-spec.head_dim // KV_GROUP) // LANES)
         paged = (step.positions, step.sequence, step.tables, step.table_width)
         where = self._card.located(cache)
-        self._card.launch(program, "append", [work], *where, heads, spec.kv_heads, step.tokens, *paged)
+        self._card.launch(program, "append", [work], *where, across, heads, spec.kv_heads, step.tokens, *paged)
 
 
 def _attending(spec: AttentionSpec, cache: KvArray, rows_each: int) -> Program:

@@ -7,15 +7,17 @@
 #define EACH (ROWS / 2)                       // rows that one work-item scores, at one position of the page
 
 // One work-item per (group, KV head, token): stores keys or values of `heads`, [tokens, kv_heads, HEAD_DIM], in the
-// cache.
-KERNEL append(global uchar *cache, ulong offset, Floats heads, int kv_heads, int tokens,
+// cache. `across` is PAGE_TOKENS for keys, 1 for values.
+KERNEL append(global uchar *cache, ulong offset, int across, Floats heads, int kv_heads, int tokens,
               global const int *positions, global const int *sequences, global const int *tables,
               int table_width) {
     int at = get_global_id(0), group = at % KV_GROUPS, kv_head = at / KV_GROUPS % kv_heads;
     int token = at / (KV_GROUPS * kv_heads);
     if (token >= tokens) return;
     ulong row = cache_row(tables, table_width, sequences[token], positions[token], kv_head, kv_heads);
-    kv_store(cache + offset + row * VECTOR_BYTES, group, heads + ((ulong)token * kv_heads + kv_head) * HEAD_DIM);
+    int place = row % across;
+    global uchar *to = cache + offset + (row - place) * VECTOR_BYTES;
+    kv_store(to, place, across, group, heads + ((ulong)token * kv_heads + kv_head) * HEAD_DIM);
 }
 
 // Attended positions are first..last; none if last is below first.
@@ -36,9 +38,9 @@ static inline void score_page(Bytes page, int have, local const float *queries, 
     for (int piece = 0; piece < HEAD_DIM; piece += DIMS) {
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int i = lane; i < PAGE_TOKENS * DIMS; i += LANES) {
-            int one = i / DIMS, dim = piece + i % DIMS;
+            int one = i % PAGE_TOKENS, dim = piece + i / PAGE_TOKENS;
             bool there = one < have && dim < HEAD_DIM;
-            keys[one * PITCH + i % DIMS] = there ? kv_value(page + (ulong)one * VECTOR_BYTES, dim) : 0.0f;
+            keys[one * PITCH + i / PAGE_TOKENS] = there ? kv_value(page, one, PAGE_TOKENS, dim) : 0.0f;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int d = 0; d < min(DIMS, HEAD_DIM - piece); ++d)
@@ -113,7 +115,7 @@ KERNEL attend(Floats queries, Bytes keys, ulong key_offset, Bytes values, ulong 
             if (dim >= HEAD_DIM) continue;
             for (int row = 0; row < ROWS; ++row) mixed[row * OWN + j] *= factor[row];
             for (int i = 0; i < have; ++i) {
-                float value = kv_value(values + value_offset + at + (ulong)i * VECTOR_BYTES, dim);
+                float value = kv_value(values + value_offset + at + (ulong)i * VECTOR_BYTES, 0, 1, dim);
                 for (int row = 0; row < ROWS; ++row) mixed[row * OWN + j] += score[row * PAGE_TOKENS + i] * value;
             }
         }

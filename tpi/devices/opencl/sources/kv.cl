@@ -1,45 +1,59 @@
 // One vector of keys or values, HEAD_DIM values, in each format of the cache: reading a value, and writing a group. A
 // format is defined by a name (KV_F32, KV_F16, KV_Q8, KV_Q4), the bytes of a vector, and the two functions.
+// `tpi.kernels.kv.KvPages` says how each format stores a vector. A vector is given by `from`, `token` and `across`. For
+// values, `from` is the vector, `token` is 0 and `across` 1. For keys, which lie transposed, `from` is the page of one
+// head, `token` is the number of the token in it, and `across` is PAGE_TOKENS.
 #define KV_GROUPS ((HEAD_DIM + GROUP - 1) / GROUP)
 #if defined(KV_F32)
 #define VECTOR_BYTES (4 * HEAD_DIM)
 #elif defined(KV_F16)
 #define VECTOR_BYTES (2 * HEAD_DIM)
-#elif defined(KV_Q8)  // codes, then a float16 scale per 32 codes
-#define VECTOR_BYTES (HEAD_DIM + 2 * KV_GROUPS)
-#elif defined(KV_Q4)  // 16 codes per 8 bytes, with i and i + 8 in one byte; then float16 scale and minimum per 32
+#elif defined(KV_Q8)
+#define CODE_BYTES ((HEAD_DIM + 3) / 4 * 4)
+#define VECTOR_BYTES (CODE_BYTES + 2 * KV_GROUPS)
+#elif defined(KV_Q4)
 #define CODE_BYTES ((HEAD_DIM + 15) / 16 * 8)
 #define VECTOR_BYTES (CODE_BYTES + 4 * KV_GROUPS)
 #endif
 
-static inline float kv_value(Bytes vector, int dim) {
+// Return the place of element `at`, if units of `unit` elements stay together.
+static inline int kv_place(int at, int unit, int token, int across) {
+    return at / unit * unit * across + token * unit + at % unit;
+}
+
+static inline float kv_value(Bytes from, int token, int across, int dim) {
 #if defined(KV_F32)
-    return ((Floats)vector)[dim];
+    return ((Floats)from)[kv_place(dim, 1, token, across)];
 #elif defined(KV_F16)
-    return half_at(vector, dim);
+    return half_at(from, kv_place(dim, 1, token, across));
 #elif defined(KV_Q8)
-    return ((global const char *)vector)[dim] * half_at(vector + HEAD_DIM, dim / GROUP);
+    float scale = half_at(from + CODE_BYTES * across, kv_place(dim / GROUP, 1, token, across));
+    return ((global const char *)from)[kv_place(dim, 4, token, across)] * scale;
 #elif defined(KV_Q4)
-    int code = vector[dim / 16 * 8 + dim % 8] >> (dim & 8) / 2 & 15;
-    return code * half_at(vector + CODE_BYTES, dim / GROUP * 2) + half_at(vector + CODE_BYTES, dim / GROUP * 2 + 1);
+    Bytes factors = from + CODE_BYTES * across;
+    int code = from[kv_place(dim / 16 * 8 + dim % 8, 4, token, across)] >> (dim & 8) / 2 & 15;
+    return code * half_at(factors, kv_place(dim / GROUP * 2, 1, token, across)) +
+           half_at(factors, kv_place(dim / GROUP * 2 + 1, 1, token, across));
 #endif
 }
 
 // Store group `group` of a head.
-static inline void kv_store(global uchar *vector, int group, Floats head) {
+static inline void kv_store(global uchar *to, int token, int across, int group, Floats head) {
     int first = group * GROUP, end = min(first + GROUP, HEAD_DIM);
 #if defined(KV_F32)
-    for (int d = first; d < end; ++d) ((global float *)vector)[d] = head[d];
+    for (int d = first; d < end; ++d) ((global float *)to)[kv_place(d, 1, token, across)] = head[d];
 #elif defined(KV_F16)
-    for (int d = first; d < end; ++d) vstore_half_rte(head[d], d, (global half *)vector);
+    for (int d = first; d < end; ++d) vstore_half_rte(head[d], kv_place(d, 1, token, across), (global half *)to);
 #elif defined(KV_Q8)
     float largest = 0.0f;
     for (int d = first; d < end; ++d) largest = fmax(largest, fabs(head[d]));
-    vstore_half_rte(largest / 127.0f, group, (global half *)(vector + HEAD_DIM));
-    float scale = half_at(vector + HEAD_DIM, group), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    for (int d = first; d < end; ++d) {
-        char code = convert_char(clamp(rint(head[d] * inverse), -127.0f, 127.0f));
-        vector[d] = as_uchar(code);
+    global uchar *factors = to + CODE_BYTES * across;
+    int place = kv_place(group, 1, token, across);
+    vstore_half_rte(largest / 127.0f, place, (global half *)factors);
+    float scale = half_at(factors, place), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    for (int d = first; d < min(first + GROUP, CODE_BYTES); ++d) {
+        char code = d < end ? convert_char(clamp(rint(head[d] * inverse), -127.0f, 127.0f)) : 0;
+        to[kv_place(d, 4, token, across)] = as_uchar(code);
     }
 #elif defined(KV_Q4)
     float least = head[first], most = head[first];
@@ -47,15 +61,16 @@ static inline void kv_store(global uchar *vector, int group, Floats head) {
         least = fmin(least, head[d]);
         most = fmax(most, head[d]);
     }
-    vstore_half_rte((most - least) / 15.0f, 2 * group, (global half *)(vector + CODE_BYTES));
-    vstore_half_rte(least, 2 * group + 1, (global half *)(vector + CODE_BYTES));
-    float scale = half_at(vector + CODE_BYTES, 2 * group), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    float base = half_at(vector + CODE_BYTES, 2 * group + 1);
+    global uchar *factors = to + CODE_BYTES * across;
+    int at = kv_place(2 * group, 1, token, across), next = kv_place(2 * group + 1, 1, token, across);
+    vstore_half_rte((most - least) / 15.0f, at, (global half *)factors);
+    vstore_half_rte(least, next, (global half *)factors);
+    float scale = half_at(factors, at), inverse = scale > 0.0f ? 1.0f / scale : 0.0f, base = half_at(factors, next);
     for (int run = first; run < end; run += 16)
         for (int i = 0; i < 8; ++i) {
             int low = run + i < end ? (int)clamp(rint((head[run + i] - base) * inverse), 0.0f, 15.0f) : 0;
             int high = run + i + 8 < end ? (int)clamp(rint((head[run + i + 8] - base) * inverse), 0.0f, 15.0f) : 0;
-            vector[run / 2 + i] = (uchar)(low | high << 4);
+            to[kv_place(run / 2 + i, 4, token, across)] = (uchar)(low | high << 4);
         }
 #endif
 }

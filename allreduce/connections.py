@@ -48,16 +48,16 @@ class Connections:
         if endpoints.net is None or (endpoints.router is None and spec.rank > 0):
             raise PlanError("a collective over the network needs a Net, and on workers a bound socket")
         self.spec = spec
-        self._net = endpoints.net
+        self._net, self._identity = endpoints.net, identity(spec, spec.rank)
         self._dealers: dict[int, Socket] = {}  # sockets connected to higher ranks, by rank
         self._boxes: list[Mailbox] = []
-        self._late = Deadlines(spec, endpoints.watch, endpoints.lateness, endpoints.awaited)
         spin_s = spec.spin_us * 1e-6
         self.frames = Frames(_library(), spec.rank, spec.size, spec.session, spec.epoch, spin_s)
         if endpoints.router is not None:
             endpoints.router.rcvtimeo = _SLICE_MS
             for rank in range(spec.rank):
                 self.frames.connect(rank, endpoints.router.underlying, identity(spec, rank))
+        self._late = Deadlines(spec, endpoints.watch, endpoints.lateness, endpoints.awaited)
 
     def connect(self, ranks: Iterable[int]) -> None:
         """Connect to each of `ranks` above this node's rank. Lower ranks connect to this node."""
@@ -65,8 +65,7 @@ class Connections:
             if rank > self.spec.rank and rank not in self._dealers:
                 peer = self.spec.peers[rank]
                 host, port = split_address(peer.address.removeprefix("tcp://"))
-                own = identity(self.spec, self.spec.rank)
-                dealer = self._net.connect(COLLECTIVE, host.strip("[]"), port, own, peer.key)
+                dealer = self._net.connect(COLLECTIVE, host.strip("[]"), port, self._identity, peer.key)
                 dealer.rcvtimeo = _SLICE_MS
                 self._dealers[rank] = dealer
                 self.frames.connect(rank, dealer.underlying, b"")

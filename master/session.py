@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -240,9 +240,13 @@ class Session:
             stack.callback(self._equipment.close)
         policy = KeyPolicy(locked=self.placement.keys)
         using: list[str] = []
-        self.placement = placement = with_found(self.placement, policy, warn, using.append)
-        house = partial(house_memory, placement.memory, placement.workers, policy)
-        located = locate(placement.model, placement.cache, house=house)
+        search = cache(partial(with_found, self.placement, policy, warn, using.append))
+        located = locate(
+            self.placement.model,
+            self.placement.cache,
+            house=lambda: house_memory(search().memory, search().workers, policy),
+        )
+        self.placement = placement = search()
         known = MeasuredWorkers(partial(neighbours_at, policy=policy))
         self.placement = placement = self._load_draft(stack, placement)
         planned = first_split(placement, known)

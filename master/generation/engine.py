@@ -188,13 +188,15 @@ class Engine:
         for request in running:
             if request.rows is not None:
                 self._deliver_rows(request, work, rows)
+        before = sum(request.made for request in running)
         right = self._draw(work, rows)
         self.speculation.judge(work, started.drafts, right)
         now = perf_counter()
         if self.drafts and self.deployment.drafts:
             self.speculation.see(running, work, rows)
         if started.alone and not self._in_flight:
-            self.speculation.learn(work, right, now - started.began)
+            tokens = sum(request.made for request in running) - before
+            self.speculation.learn(work, tokens, now - started.began)
         self._learn_ahead(started, right, now)
         for request in running:
             if request.finished:

@@ -1,8 +1,10 @@
 """The command `tpi plan`: flags in, a table or one JSON object out. It reads no weights."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import click
 
@@ -102,6 +104,8 @@ def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | 
     if svg is not None and (nodes_of_cards(flags) or any(flags[name] for name in ("devices", "topology", "workers"))):
         raise UsageError("--svg draws the roofs of one node; leave it out where several are named")
     refuse_pipeline(flags["pipeline"], flags["batch"])
+    if svg is not None:
+        _refuse_unwritable(svg)
     if home := home_of(flags, _node_flags(flags), cache or default_cache(), _files(cache or default_cache())):
         _plan_home(home, model, dtype, as_json, cache or default_cache(), flags)
         return
@@ -289,9 +293,24 @@ def _draw(svg: Path, shape: ModelShape, batch: BatchReport) -> None:
     from master.planning.chart import draw_charts
     from master.planning.roofs import charts_of
 
+    with _writing(svg, "w") as file:
+        file.write(draw_charts(charts_of(batch.problem, batch.forecast.policy, shape.config.head_dim)))
+
+
+def _refuse_unwritable(svg: Path) -> None:
+    """Raise UsageError if `svg` cannot be written; change nothing."""
+    fresh = not svg.exists()
+    with _writing(svg, "a"):
+        pass
+    if fresh:
+        svg.unlink()
+
+
+@contextmanager
+def _writing(svg: Path, mode: Literal["w", "a"]) -> Iterator[TextIO]:
     try:
-        with open(svg, "w", opener=private) as file:
-            file.write(draw_charts(charts_of(batch.problem, batch.forecast.policy, shape.config.head_dim)))
+        with open(svg, mode, opener=private) as file:
+            yield file
     except OSError as error:
         raise UsageError(f"{svg} cannot be written: {error.strerror}; give --svg another file") from None
 

@@ -24,7 +24,8 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the decoder's output for an unfini
 _ANSWER = re.compile(b"\x02+")
 _MIXED = "It's 3.14159 of 1,024;  x\u0302 = f(y)\n\n\tif not x: return [\u00fc\u4f60\u597d\U0001f642]\r\n"
 """A text of many kinds of characters, by which tokenizers are compared."""
-_HELD_TOKENS = 16  # an upper bound for the tokens of an unfinished character
+_HELD_TOKENS = 16  # the most tokens to hold while their text ends in U+FFFD, which may be part of the text
+_UNFINISHED = 3  # most tokens of an unfinished character, which lacks at least the last of its up to 4 bytes
 
 
 class Tokenizer:
@@ -266,27 +267,40 @@ class TokenStream:
         if token in self._spelled:
             return self.flush() + self._spelled[token]
         self._held.append(token)
-        text = self._new_text()
-        if text.endswith(_REPLACEMENT) and len(self._held) <= _HELD_TOKENS:
-            return ""
+        text, cut = self._new_text(self._held), len(self._held)
+        if text.endswith(_REPLACEMENT):
+            if len(self._held) <= _HELD_TOKENS:
+                return ""
+            text, cut = self._finished_text()
         if text:
-            self._shown, self._held = self._held, []
+            self._shown, self._held = self._held[:cut], self._held[cut:]
         return text
 
     @property
     def held(self) -> str:
         """The text of an unfinished character, as it would be shown if nothing followed."""
-        return self._new_text() if self._held else ""
+        return self._new_text(self._held) if self._held else ""
 
     def flush(self) -> str:
         """Return the text still held at the end of an answer; an unfinished character becomes U+FFFD."""
-        text = self._new_text()
+        text = self._new_text(self._held)
         self._shown, self._held = self._held, []
         return text
 
-    def _new_text(self) -> str:
-        before, both = self._decode(self._shown), self._decode(self._shown + self._held)
-        return both[len(before) :] if both.startswith(before) else self._decode(self._held)
+    def _new_text(self, held: list[int]) -> str:
+        """Return the text of `held`, tokens that follow `_shown`."""
+        before, both = self._decode(self._shown), self._decode(self._shown + held)
+        return both[len(before) :] if both.startswith(before) else self._decode(held)
+
+    def _finished_text(self) -> tuple[str, int]:
+        """Return the text of the held tokens without an unfinished character at their end, and their number.
+
+        An unfinished character has at most `_UNFINISHED` tokens. Some decoders write each byte of a run of bytes as
+        U+FFFD while its last character is unfinished. So the cut with the fewest of these is between two characters.
+        """
+        cuts = range(len(self._held), len(self._held) - _UNFINISHED - 1, -1)
+        texts = [(self._new_text(self._held[:cut]), cut) for cut in cuts]
+        return min(texts, key=lambda each: each[0].count(_REPLACEMENT))
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._fast.decode(tokens, skip_special_tokens=True)) if tokens else ""

@@ -11,7 +11,7 @@ import zmq
 
 from allreduce.cache import end_of
 from master.workers.dial import Dial, Line
-from master.workers.reach import obstacle
+from master.workers.reach import obstacle, other_port
 from tpi import __version__
 from tpi.errors import UsageError
 from tpi.net.channel import Channel, UnreachableError
@@ -196,7 +196,8 @@ def ask(
             one.measure_link(_within(seconds, wanted))
     for one in asked:
         if not one.done:
-            one.problem = obstacle(*split_address(one.address)) or f"no worker answers at {one.address}"
+            no_worker = other_port(one.address) if one.answered else f"no worker answers at {one.address}"
+            one.problem = obstacle(*split_address(one.address)) or no_worker
     return asked
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from master.workers.reach import ReachProbe, listen_example
+from master.workers.reach import ReachProbe, other_port
 from master.workers.remote import RemoteWorker
 from tpi.errors import NodeLost, NodeRefused
 from tpi.net.sockets import split_address
@@ -44,11 +44,7 @@ class Meeting:
                 f"nothing answers at {worker.address}; check that the address is right, that the machine is on, and "
                 "that its firewall lets the worker's ports through (tpi doctor names them)",
             )
-        return NodeLost(
-            worker.address,
-            f"something that is not a tpi worker answers at {worker.address}; start a worker on that machine with: "
-            f"{listen_example(worker.address)} (without --listen it accepts connections from its own machine only)",
-        )
+        return NodeLost(worker.address, other_port(worker.address))
 
     def close(self) -> None:
         """Wait for the probes to end."""

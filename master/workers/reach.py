@@ -19,6 +19,14 @@ def listen_example(address: str) -> str:
     return f"tpi worker --listen {'[::]' if ':' in host else '0.0.0.0'}:{port}"
 
 
+def other_port(address: str) -> str:
+    """Return the sentence for an `address` that takes a master's connection, and then does not answer as a worker."""
+    return (
+        f"a program answers at {address}, but not as a tpi worker; give the port that the worker prints first at its "
+        "start, not its collective or weights port"
+    )
+
+
 def obstacle(host: str, port: int) -> str:
     """Return the reason why the address cannot be reached; empty if unknown. `host` may be in brackets."""
     bare = host.strip("[]")

@@ -86,7 +86,7 @@ class DemandCache:
             reads=reads or ReadClock(),
             trace=trace,
             devices=[] if device is None else [device],
-            spare=lambda: self.shelf.spare(self.slots.speed),
+            spare=self.shelf.spare,
         )
 
     @property

@@ -64,6 +64,7 @@ class DiskUnits:
         self.keys = list(extents)
         self._extents = list(extents.values())
         self._disk = _Whole(disk)
+        self.threads = disk.threads  # number of reads that the disk takes at once
         smallest = min((extent.nbytes for extent in self._extents), default=0)
         self.staging_bytes = 0 if smallest >= alone else self._most_together() + PAGE  # bytes per thread
         self.slot_bytes = self._slot_bytes()

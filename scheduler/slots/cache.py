@@ -84,7 +84,7 @@ class SlotCache(Generic[S]):
         reads: ReadClock | None = None,
         trace: NoTrace = OFF,
         devices: Iterable[Device] = (),
-        spare: Callable[[], Load | None] = lambda: None,
+        spare: Callable[[float], Load | None] = lambda speed: None,
     ) -> None:
         """Create a cache.
 
@@ -95,7 +95,8 @@ class SlotCache(Generic[S]):
             reads: a clock of the reads, which another reader of the same disk may share; needed for `speed`.
             trace: recorder of loads and stalls.
             devices: the devices whose queued calls use the slots; empty: only the caller's thread uses them.
-            spare: returns a load whose slots are marked as loading, or None; called under the lock if no load waits.
+            spare: takes the `speed` and returns a load whose slots are marked as loading, or None; called under the
+                lock if no load waits.
         """
         self.lock, self.stats = threading.Lock(), stats
         self.loaded_bytes = 0  # bytes that were loaded since the start
@@ -370,7 +371,7 @@ class SlotCache(Generic[S]):
                     return self._begun(loads)
                 else:
                     at += 1
-        spare = self._spare()
+        spare = self._spare(self.speed)
         if spare is None:
             return []
         self._unended += 1

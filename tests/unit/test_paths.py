@@ -206,6 +206,21 @@ def test_a_fifo_that_no_process_reads_is_not_waited_for(
     assert "fifo" in capsys.readouterr().err
 
 
+def test_plan_looks_at_the_picture_before_the_model(
+    places: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = ["plan", "-m", "no-such-model", "--batch", "8", "--svg"]
+    assert run_command([*plan, "nowhere/roofs.svg"]) == 2
+    assert "nowhere/roofs.svg cannot be written: No such file or directory" in capsys.readouterr().err
+    roofs = tmp_path / "roofs.svg"
+    for text in (None, "of an earlier plan"):
+        if text is not None:
+            roofs.write_text(text)
+        assert run_command([*plan, str(roofs)]) != 0
+        assert "no-such-model" in capsys.readouterr().err
+        assert (roofs.read_text() if roofs.exists() else None) == text
+
+
 def test_keys_are_not_read_from_a_fifo(tmp_path: Path) -> None:
     for name in ("keys.json", "identity.json"):
         os.mkfifo(tmp_path / name, 0o600)

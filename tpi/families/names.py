@@ -88,6 +88,11 @@ GGUF_FFN = {
     "up.bias": "blk.{i}.ffn_up.bias?",
     "down.bias": "blk.{i}.ffn_down.bias?",
 }
+GGUF_OPT_ATTENTION = GGUF_ATTENTION | {"norm.bias": "blk.{i}.attn_norm.bias"}
+GGUF_OPT_FFN = {name: text for name, text in GGUF_FFN.items() if not name.startswith("gate")} | {
+    "norm.bias": "blk.{i}.ffn_norm.bias",
+    "down.bias": "blk.{i}.ffn_down_t.bias?",
+}
 GGUF_HEAD_NORMS = {f"{part}_norm": f"blk.{{i}}.attn_{part}_norm.weight" for part in ("q", "k")}
 GGUF_GEMMA_ATTENTION = GGUF_ATTENTION | {"post_norm": "blk.{i}.post_attention_norm.weight"}
 GGUF_GEMMA_FFN = GGUF_FFN | {"post_norm": "blk.{i}.post_ffw_norm.weight"}

@@ -8,13 +8,13 @@ from scheduler.window.window import Window
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.errors import PlanError
-from tpi.trace import OFF, NoTrace
+from tpi.trace import NoTrace
 from worker.accelerator.accelerated import Accelerators, LinkFigures
 from worker.demand.arena import ExpertArena
 from worker.demand.best import MB
 from worker.demand.hybrid import HybridExperts
 from worker.node.allocations import DeviceAllocations
-from worker.node.segment import ExpertsSegment, Launch, Segment
+from worker.node.segment import ExpertsSegment, Segment, launching
 from worker.node_plan import NodePlan
 from worker.plan.modes.experts import CardSlots, recording_of, routed_experts
 from worker.plan.residence import Residence
@@ -75,7 +75,8 @@ class ExpertAccelerated(Accelerators):
         assert self.arena is not None  # opened before any segment
         block = self._blocks[layer]
         self.arena.routers[block] = segment.spec.router
-        return HybridExperts(segment.device, segment.spec, self.device, self._launch(name), block, self.arena)
+        launch = launching(self.device, self._trace, name)
+        return HybridExperts(segment.device, segment.spec, self.device, launch, block, self.arena)
 
     def begin(self, short: bool) -> None:
         """Begin a step; raise the error of an earlier copy that failed without a caller waiting for it."""
@@ -106,11 +107,6 @@ class ExpertAccelerated(Accelerators):
         if self.arena is not None:
             self.arena.close()
         super().close()
-
-    def _launch(self, name: str) -> Launch:
-        from worker.node.weights.sources import traced
-
-        return self.device.start if self._trace is OFF else traced(self.device, self._trace, name)
 
     def _units(self, kept: Sequence[Bytes]) -> Mapping[Key, Bytes]:
         """Return this node's part of every routed expert, taken from `kept`, the bytes of the window's segments."""

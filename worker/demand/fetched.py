@@ -9,7 +9,6 @@ from scheduler.demand.choice.replay import Recording, ReplayResult, bound
 from scheduler.demand.hold import DemandedBlock
 from scheduler.slots.stats import ReadClock
 from scheduler.slots.workers import Readers
-from scheduler.storage.disk import Disk
 from scheduler.weights import Hold
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.trace import NoTrace
@@ -29,7 +28,6 @@ class DemandExperts:
         self,
         plan: HostSlots,
         held: Sequence[HeldBlock],
-        disk: Disk,
         reads: ReadClock,
         trace: NoTrace,
         verify: bool,
@@ -40,13 +38,12 @@ class DemandExperts:
         hashes when they are first loaded.
         """
         self._plan = plan
-        source = plan.source(held, disk)
-        self._unit_bytes = source.slot_bytes
+        source, readers = plan.source, Readers(plan.source.threads)
         check = Checksums(list(plan.units.values()), held) if verify else None
         self.policy = plan.select(source.keys)
         policy = self.policy.choice.open(np.array([block for block, _ in source.keys], np.int64))
         memory: Bytes = page_buffer(plan.slots * source.slot_bytes)
-        self.cache = DemandCache(source, memory, policy, Readers(disk.threads), verify=check, reads=reads, trace=trace)
+        self.cache = DemandCache(source, memory, policy, readers, verify=check, reads=reads, trace=trace)
         self._best: ReplayResult | None = None  # the last result of `_bound`
 
     def blocks(
@@ -95,7 +92,8 @@ class DemandExperts:
     def _bound(self, recording: Recording) -> ReplayResult:
         """Return the hit rate and bytes of Belady's optimal policy in the recorded steps: the best possible figures."""
         if self._best is None or len(recording.steps) != self._best.steps:
-            self._best = bound(recording.of_at_most(self.cache.capacity), self.cache.capacity, self._unit_bytes)
+            capacity = self.cache.capacity
+            self._best = bound(recording.of_at_most(capacity), capacity, self._plan.source.slot_bytes)
         return self._best
 
 

@@ -14,14 +14,14 @@ from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.errors import PlanError
 from tpi.kernels.spec import Input
-from tpi.trace import OFF, NoTrace
+from tpi.trace import NoTrace
 from worker.accelerator.accelerated import Accelerators
 from worker.neurons.fallback import DenseFallback
 from worker.neurons.hybrid import HybridFfn
 from worker.neurons.judge import measure_limit
 from worker.neurons.lookahead import LookaheadPredictions, PlacedPredictor, Scorer, stay
 from worker.node.allocations import DeviceAllocations
-from worker.node.segment import FfnSegment, Launch, Segment
+from worker.node.segment import FfnSegment, Segment, launching
 from worker.node_plan import NodePlan
 from worker.plan.modes.neurons import NeuronArenas
 from worker.plan.residence import Residence
@@ -83,7 +83,7 @@ class NeuronAccelerated(Accelerators):
         if not isinstance(segment, FfnSegment) or layer not in self._arenas:
             return segment
         choose = self.foresight.choice_for(layer, segment.spec, segment.device)
-        launch, arena = self._launch(name), self._arenas[layer]
+        launch, arena = launching(self.device, self._trace, name), self._arenas[layer]
         kernels, spec, clock = segment.device.kernels, segment.spec, self._clock
 
         def measured(data: Bytes, x: Input | None) -> float:
@@ -136,11 +136,6 @@ class NeuronAccelerated(Accelerators):
             f"{self.device.name} holds {len(plan.resident)} of {len(plan.pieces) - len(single)} other blocks and "
             f"{slots} of {neurons} neurons"
         )
-
-    def _launch(self, name: str) -> Launch:
-        from worker.node.weights.sources import traced
-
-        return self.device.start if self._trace is OFF else traced(self.device, self._trace, name)
 
     def _layers(self, kept: Sequence[Bytes]) -> dict[int, ArenaLayer]:
         """Return the arena's input for each layer of neurons, by the layer's number.

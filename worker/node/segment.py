@@ -32,6 +32,7 @@ from tpi.kernels.spec import (
 )
 from tpi.pack.layout import GROUP, RunLayout
 from tpi.partition import Range
+from tpi.trace import OFF, NoTrace
 from worker.node.microbatch import MicroBatch
 from worker.node.order import COMPUTE, Phase
 
@@ -42,6 +43,21 @@ Take = Callable[["Segment"], Input]
 """A function that returns the input of the segment's block, in the form that the segment's device takes."""
 Launch = Callable[[Callable[[], Any]], Pending[Any]]
 """A function that starts a computation: `tpi.devices.base.Device.start`, with or without a trace."""
+
+
+def launching(device: Device, trace: NoTrace, name: str) -> Launch:
+    """Return a function that starts calls on `device`, and records each call as a span called `name`."""
+    if trace is OFF:
+        return device.start
+
+    def launch(call: Callable[[], Any]) -> Pending[Any]:
+        def spanned() -> Any:
+            with trace.span("accelerator", name):
+                return call()
+
+        return device.start(spanned)
+
+    return launch
 
 
 class Segment(Protocol):

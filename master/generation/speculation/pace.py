@@ -237,8 +237,8 @@ class Pace:
         if self._rested >= _LONGEST:
             self.drafting, self._rested = StepTimes(), 0
 
-    def learn(self, plain: int, drafted: int, right: int, seconds: float, drafting: float | None = None) -> None:
-        """Record a step of `plain` rows and `drafted` further ones, of which `right` brought a token.
+    def learn(self, plain: int, drafted: int, tokens: int, seconds: float, drafting: float | None = None) -> None:
+        """Record a step of `plain` rows and `drafted` further ones, which brought `tokens` tokens together.
 
         `drafting` is the time in seconds that a draft model took before the step; None if none was used.
         """
@@ -247,5 +247,5 @@ class Pace:
             gain.pass_by(plain)
         self._since_plain = self._since_plain + 1 if drafted else 0.0
         if drafted or drafting is not None:
-            saved = (plain + right) / plain * self.times.expect(plain) - seconds - (drafting or 0.0)
-            (self.others if drafting is None else self.model).learn(plain + right, saved)
+            saved = tokens / plain * self.times.expect(plain) - seconds - (drafting or 0.0)
+            (self.others if drafting is None else self.model).learn(tokens, saved)

@@ -127,13 +127,13 @@ class Speculation:
                 for index, kind in enumerate(kinds[: min(good + 1, len(item.drafted))]):
                     self._chances.learn(kind, index < good)
 
-    def learn(self, work: Sequence[Work], right: Mapping[int, int], seconds: float) -> None:
-        """Record a step that took `seconds` and did `work`; `right` is as for `judge`."""
+    def learn(self, work: Sequence[Work], tokens: int, seconds: float) -> None:
+        """Record a step that took `seconds`, did `work` and brought `tokens` tokens for all sequences together."""
         if len(work) <= ROWS and all(item.known == 1 for item in work):
             drafted, spent = sum(len(item.drafted) for item in work), self._drafting
             if spent is not None:
                 spent, self._following = spent + self._following, 0.0
-            self._pace.learn(len(work), drafted, sum(right.values()), seconds, spent)
+            self._pace.learn(len(work), drafted, tokens, seconds, spent)
 
     @property
     def plain_step(self) -> float | None:

@@ -9,12 +9,13 @@ import pytest
 
 from master.options import RunOptions
 from master.session import Session
+from master.workers.asking import ask
 from master.workers.cluster import Cluster
 from master.workers.local import LocalWorkers
 from master.workers.reach import listen_example, obstacle
 from tests.support.models import TinyModel
 from tpi.errors import NodeLost, PlanError
-from tpi.net.sockets import CONTROL, Net
+from tpi.net.sockets import COLLECTIVE, CONTROL, Net
 
 _LONG_S = 60.0  # an upper limit that is not reached: what is met ends the wait
 
@@ -71,6 +72,18 @@ def test_something_else_that_answers_is_told_from_a_worker(answer: bytes) -> Non
             over.set()
             socket.create_connection(server.getsockname()).close()
             thread.join()
+
+
+def test_another_port_of_a_worker_is_told_from_its_first() -> None:
+    net = Net()
+    _, port = net.bind(COLLECTIVE, "127.0.0.1", 0)
+    address = f"127.0.0.1:{port}"
+    said = f"a program answers at {address}, but not as a tpi worker; give the port that the worker prints first"
+    with pytest.raises(NodeLost, match=said):
+        Cluster.connect([address], timeout_s=1.0)
+    (asked,) = ask(net, [address], seconds=1.0)
+    assert asked.problem.startswith(said)
+    net.close()
 
 
 def test_a_worker_is_no_obstacle() -> None:

@@ -16,7 +16,7 @@ from tests.support.cluster.single import Setting, single_node
 from tpi.devices.pages import PAGE, round_up
 from tpi.kernels.kv import KvPages
 from tpi.pack.reader import Pack
-from worker.node import build
+from worker.node import group
 
 
 def readers() -> list[threading.Thread]:
@@ -40,7 +40,7 @@ def test_a_node_without_memory_for_its_kv_closes_what_is_open(
     def out_of_memory(*arguments: Any) -> KvPages:
         raise MemoryError
 
-    monkeypatch.setattr(build, "open_group", recorded)
+    monkeypatch.setattr(group, "open_group", recorded)
     with monkeypatch.context() as without:
         without.setattr(KvPages, "of_layers", out_of_memory)
         with pytest.raises(MemoryError), single_node(tiny_pack("llama"), setting, cache=tmp_path):

@@ -13,7 +13,7 @@ from master.generation.client import Client
 from master.generation.engine import Engine
 from master.generation.request import Request
 from master.generation.speculation import speculation
-from master.generation.speculation.pace import Pace
+from master.generation.speculation.pace import Gain, Pace
 from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
 from tests.support.models import MODELS, make_model
@@ -246,6 +246,26 @@ def test_an_answer_ends_at_a_stop_in_the_middle_of_a_draft(engine: Engine, monke
     engine.drafts = True
     assert answers(engine, samplers(1), stop) == short
     assert len(short[0]) <= 21
+
+
+def test_a_step_that_ends_an_answer_counts_no_token_after_the_end(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.drafts = False
+    expected = answers(engine, samplers(1))
+    monkeypatch.setattr(speculation, "look_up", Oracle(expected, 1.0))
+    engine.drafts = True
+    counted, learn = list[int](), Gain.learn
+
+    def noted(gain: Gain, tokens: int, saved: float) -> None:
+        counted.append(tokens)
+        learn(gain, tokens, saved)
+
+    monkeypatch.setattr(Gain, "learn", noted)
+    for place in (20, 21):
+        counted.clear()
+        (told,) = answers(engine, samplers(1), frozenset({expected[0][place][0]}))
+        assert sum(counted) == len(told) - 1  # the first token comes with the prompt
 
 
 def test_the_answers_of_one_client_are_no_drafts_of_another(engine: Engine) -> None:

@@ -17,10 +17,12 @@ from master.joining import checks, commands, discovery
 from master.joining.checks import Observation, check_machine, check_workers
 from master.joining.discovery import find_workers, willing_at_home, workers_at_home
 from master.joining.memory import house_memory
+from master.options import RunOptions
 from master.planning.home import asked
 from master.planning.home import flags as home_flags
 from master.planning.home.flags import home_of
 from master.planning.node import NodeFlags
+from master.session import Session
 from master.workers.asking import _BURST, WorkerInquiry, ask
 from master.workers.cluster import Cluster
 from master.workers.survey import WorkerLinks
@@ -31,7 +33,7 @@ from tests.support.commands import tpi
 from tests.support.house import until
 from tests.support.processes.hostile_worker import Hostile, hostile
 from tpi import __version__
-from tpi.errors import UsageError
+from tpi.errors import ModelError, UsageError
 from tpi.keys.announcement import Announcement
 from tpi.keys.identity import load_identity
 from tpi.keys.policy import KeyPolicy
@@ -165,6 +167,15 @@ def test_doctor_looks_at_this_machine(tmp_path: Path) -> None:
     found = list(check_machine(KeyPolicy(tmp_path / "keys"), tmp_path / "not" / "there", 1))
     assert [one.subject for one in found[:3]] == ["key", "disk", "memory"]
     assert "no machine yet" in found[0].found
+
+
+def test_a_wrong_model_is_refused_before_workers_are_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("master.session.with_found", lambda *_: pytest.fail("workers were searched"))
+    with (
+        pytest.raises(ModelError, match="there is no model 'no-such-model'"),
+        Session(RunOptions("no-such-model", cache=tmp_path)),
+    ):
+        pass
 
 
 def test_ps_and_doctor_as_commands(tmp_path: Path) -> None:

@@ -136,6 +136,53 @@ def write_falcon(
     _finish(writer, path, powerinfer=predictors is not None)
 
 
+def write_opt(
+    path: Path,
+    reference: Any,
+    predictors: Mapping[int, tuple[F32, F32]],
+    vocabulary: Callable[[GGUFWriter], None] = lambda writer: None,
+    context: int = 2050,
+) -> None:
+    """Write an OPTForCausalLM in float32 as PowerInfer's converter does, its predictors in float16.
+
+    The norms' epsilon is left out, and the context's length is that of the position table.
+    """
+    config = reference.config
+    writer = GGUFWriter(path, "opt")
+    writer.add_context_length(context)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.ffn_dim)
+    writer.add_head_count(config.num_attention_heads)
+    vocabulary(writer)
+    writer.add_float32("powerinfer.sparse_threshold", 0.0)
+    for name, values in opt_tensors(reference, predictors).items():
+        writer.add_tensor(name, encoded(values, "F16" if ".weight" in name and ".fc" in name else "F32"))
+    _finish(writer, path)
+
+
+def opt_tensors(reference: Any, predictors: Mapping[int, tuple[F32, F32]]) -> dict[str, Array]:
+    """Return the tensors of an OPTForCausalLM by PowerInfer's names, float32; down and its name are transposed."""
+    names = {
+        "self_attn_layer_norm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v", "self_attn.out_proj": "attn_output", "final_layer_norm": "ffn_norm",
+        "fc1": "ffn_up", "fc2": "ffn_down_t",
+    }  # fmt: skip
+    whole = {"embed_tokens": "token_embd", "embed_positions": "position_embd", "final_layer_norm": "output_norm"}
+    found: dict[str, Array] = {}
+    for name, tensor in reference.model.decoder.state_dict().items():
+        base, _, kind = name.rpartition(".")
+        values = tensor.numpy()
+        if base in whole:
+            found[f"{whole[base]}.{kind}"] = values
+            continue
+        _, layer, part = base.split(".", 2)
+        found[f"blk.{layer}.{names[part]}.{kind}"] = np.ascontiguousarray(values.T if part == "fc2" else values)
+    for layer, (first, second) in predictors.items():
+        found |= {f"blk.{layer}.fc1.weight": first, f"blk.{layer}.fc2.weight": second}
+    return found
+
+
 def write_split(path: Path, marks: Mapping[int, npt.NDArray[np.int32]], capacity: int = 1 << 30) -> None:
     """Write the neurons of each layer that PowerInfer's solver puts on the GPU: `marks` are 1 for these, else 0."""
     writer = GGUFWriter(path, "generic.gpu_index")

@@ -65,7 +65,7 @@ def test_answers_are_kept_apart_and_the_oldest_are_forgotten() -> None:
 def test_rows_are_added_while_tokens_per_second_grow() -> None:
     pace = Pace()
     for rows, seconds in ((1, 1.0), (2, 1.1), (3, 1.2), (4, 2.0), (5, 3.5)):
-        pace.learn(1, rows - 1, 0, seconds)
+        pace.learn(1, rows - 1, 1, seconds)
     assert pace.rows(1, [0.9, 0.81, 0.7, 0.6]) == 2
     assert pace.rows(1, [0.05]) == 0
     assert pace.rows(1, []) == 0
@@ -74,24 +74,24 @@ def test_rows_are_added_while_tokens_per_second_grow() -> None:
 
 def test_a_loss_ends_drafting_for_a_while() -> None:
     pace = Pace()
-    pace.learn(1, 0, 0, 1.0)
+    pace.learn(1, 0, 1, 1.0)
     while not pace.others.off:
-        pace.learn(1, 4, 0, 3.0)
+        pace.learn(1, 4, 1, 3.0)
     plain = 0
     while pace.others.off:
-        pace.learn(1, 0, 0, 1.0)
+        pace.learn(1, 0, 1, 1.0)
         plain += 1
     assert plain == 256
 
 
 def test_a_plain_step_is_measured_now_and_then() -> None:
     pace = Pace()
-    pace.learn(1, 0, 0, 1.0)
+    pace.learn(1, 0, 1, 1.0)
     for _ in range(64):
         assert pace.drafts
-        pace.learn(1, 1, 1, 1.1)
+        pace.learn(1, 1, 2, 1.1)
     assert not pace.drafts
-    pace.learn(1, 0, 0, 1.0)
+    pace.learn(1, 0, 1, 1.0)
     assert pace.drafts
 
 
@@ -107,16 +107,16 @@ def test_a_plain_step_is_measured_now_and_then() -> None:
 )
 def test_steps_of_their_own_are_compared_with_rows(chance: float, rows: float, ahead: bool) -> None:
     pace = Pace()
-    pace.learn(1, 0, 0, 1.0)
+    pace.learn(1, 0, 1, 1.0)
     for more in range(1, ROWS):
-        pace.learn(1, more, 0, 1.0 + 0.1 * rows * more)
+        pace.learn(1, more, 1, 1.0 + 0.1 * rows * more)
     assert pace.runs_ahead(chance, 8, drafting=0.0) == ahead
     assert not pace.runs_ahead(chance, 8, drafting=2.0)  # the draft model is slower than the large one
 
 
 def test_no_more_steps_run_ahead_than_fit_into_the_time_of_one() -> None:
     pace = Pace()
-    pace.learn(1, 0, 0, 1.0)
+    pace.learn(1, 0, 1, 1.0)
     assert pace.most_ahead(8) == 8
     for _ in range(100):
         pace.learn_ahead(1, 0.3, True, 1, pace.others)
@@ -127,7 +127,7 @@ def test_no_more_steps_run_ahead_than_fit_into_the_time_of_one() -> None:
 @pytest.mark.parametrize(("seconds", "streams", "off"), [(0.5, 1, False), (1.2, 1, True), (0.6, 2, True)])
 def test_steps_that_run_ahead_end_if_they_lose_time(seconds: float, streams: int, off: bool) -> None:
     pace = Pace()
-    pace.learn(1, 0, 0, 1.0)
+    pace.learn(1, 0, 1, 1.0)
     for _ in range(64):
         assert not pace.others.off
         pace.learn_ahead(1, seconds, True, streams, pace.others)
@@ -137,7 +137,7 @@ def test_steps_that_run_ahead_end_if_they_lose_time(seconds: float, streams: int
 
 def test_a_plain_step_is_measured_while_steps_run_ahead() -> None:
     pace = Pace()
-    pace.learn(1, 0, 0, 1.0)
+    pace.learn(1, 0, 1, 1.0)
     for _ in range(256):
         assert pace.drafts
         pace.learn_ahead(1, 0.2, True, 1, pace.others)
@@ -231,26 +231,26 @@ def test_a_draft_model_goes_on_while_tokens_per_second_grow() -> None:
 
 def test_a_draft_model_that_loses_rests_while_other_drafts_go_on() -> None:
     pace = Pace()
-    pace.learn(1, 0, 0, 1.0)
+    pace.learn(1, 0, 1, 1.0)
     while not pace.model.off:
-        pace.learn(1, 2, 1, 1.2, 2.0)
+        pace.learn(1, 2, 2, 1.2, 2.0)
     assert not pace.others.off
     for _ in range(256):
         assert pace.model.off
-        pace.learn(1, 0, 0, 1.0)
+        pace.learn(1, 0, 1, 1.0)
     assert not pace.model.off
 
 
 def test_pauses_of_a_draft_model_grow_until_it_saves_time() -> None:
     pace, pauses = Pace(), list[int]()
-    pace.learn(1, 0, 0, 1.0)
+    pace.learn(1, 0, 1, 1.0)
 
     def pause(gain: Gain, drafting: float | None) -> int:
         while not gain.off:
-            pace.learn(1, 2, 1, 1.2, drafting)
+            pace.learn(1, 2, 2, 1.2, drafting)
         count = 0
         while gain.off:
-            pace.learn(1, 0, 0, 1.0)
+            pace.learn(1, 0, 1, 1.0)
             count += 1
         return count
 
@@ -258,7 +258,7 @@ def test_pauses_of_a_draft_model_grow_until_it_saves_time() -> None:
         pauses.append(pause(pace.model, 2.0))
     assert pauses == [256, 512, 1024, 2048, 4096, 4096]
     for _ in range(32):  # two tokens each, in 0.7 of the time of two steps
-        pace.learn(1, 2, 1, 1.2, 0.2)
+        pace.learn(1, 2, 2, 1.2, 0.2)
     assert not pace.model.off
     assert pause(pace.model, 2.0) == 256
 

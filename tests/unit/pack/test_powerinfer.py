@@ -23,6 +23,7 @@ from tests.support.weights.powerinfer_models import (
     powerinfer_tensors,
     predictor_of,
     write_falcon,
+    write_opt,
     write_powerinfer,
     write_split,
 )
@@ -131,6 +132,45 @@ def test_falcon_stands_side_by_side(norms: int, tmp_path: Path) -> None:
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
     assert (pack.config.activation, pack.config.parallel) == ("relu", True)
     assert list(load_predictors(pack.path / NAME)) == [0, 1]
+
+
+def opt() -> Any:
+    """A random OPT with a position table of 2050 rows, as all but the smallest published ones have."""
+    import torch
+    import transformers
+
+    torch.manual_seed(7)
+    config = transformers.OPTConfig(
+        hidden_size=96, num_hidden_layers=2, num_attention_heads=6, ffn_dim=160, word_embed_proj_dim=96,
+        vocab_size=320, max_position_embeddings=2048,
+    )  # fmt: skip
+    reference = transformers.OPTForCausalLM._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            spread = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
+            parameter.add_(torch.randn_like(parameter) * spread)
+    return reference
+
+
+def test_opt_has_its_positions_and_words(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    reference, file = opt(), tmp_path / "opt.powerinfer.gguf"
+    write_opt(file, reference, predictors(), byte_level_vocabulary(tiny_model("llama").directory, None))
+    pack, expected = packed(file), reference_logits(TinyModel(Path(), reference))
+    found = forward(pack, TOKENS)
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+    assert (pack.config.family, pack.config.activation, pack.config.context) == ("opt", "relu", 2048)
+    kept = load_predictors(pack.path / NAME)
+    assert [kept[layer].input_kind for layer in range(2)] == ["residual", "residual"]
+    pieces = Tokenizer.from_file(str(pack.tokenizer_file)).pre_tokenizer.pre_tokenize_str("it's 12345")
+    assert [place for _, place in pieces] == [(0, 2), (2, 4), (4, 10)]
+
+
+def test_opt_files_of_other_converters_are_refused(tmp_path: Path) -> None:
+    write_opt(tmp_path / "opt.powerinfer.gguf", opt(), predictors(), context=2048)
+    with pytest.raises(ModelError, match="context_length is 2048, but PowerInfer's OPT files have 2050"):
+        packed(tmp_path / "opt.powerinfer.gguf")
 
 
 @pytest.mark.parametrize(("pre", "ours"), [("falcon", False), ("falcon", True), (None, True)])

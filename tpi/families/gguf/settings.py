@@ -6,6 +6,8 @@ from tpi.errors import ModelError
 from tpi.families import rope
 from tpi.families.base import Fields, float_field, int_field, size_field
 
+_OPT_POSITIONS, _OPT_OFFSET = 2050, 2  # rows of the position table, and the row of position 0
+
 
 def every_layer_slides(fields: Fields) -> dict[str, Any]:
     """Return sliding windows for all layers or none, as in Phi-3 and in Mistral, whose architecture is Llama's."""
@@ -121,6 +123,31 @@ def dense_granite(fields: Fields) -> dict[str, Any]:
     """
     shared, _ = int_field(fields, "expert_shared_feed_forward_length", 0), fields.get("feed_forward_length")
     return granite(fields) | ({"intermediate": shared} if shared else {})
+
+
+def opt(fields: Fields) -> dict[str, Any]:
+    """Return OPT's fields: LayerNorm, learned positions, ReLU without a gate.
+
+    PowerInfer's converter writes the number of rows of the position table, 2050, as the length of the context. The
+    first two rows are not those of a position. It leaves out the epsilon of the norms, which is that of all OPT models.
+
+    Raises:
+        ModelError: if the file does not say that it has 2050 rows, so that another converter made it.
+    """
+    if (rows := size_field(fields, "context_length")) != _OPT_POSITIONS:
+        raise ModelError(
+            f"context_length is {rows}, but PowerInfer's OPT files have {_OPT_POSITIONS}, and no other OPT files are "
+            "supported; give the model's Hugging Face directory"
+        )
+    return {
+        "context": rows - _OPT_OFFSET,
+        "norm": "layer",
+        "norm_eps": 1e-5,
+        "gated": False,
+        "activation": "relu",
+        "inv_freq": (),
+        "position_offset": _OPT_OFFSET,
+    }
 
 
 def _share(fields: Fields) -> int:

@@ -85,6 +85,7 @@ _GROUPS: tuple[tuple[str, WordRules], ...] = (
     ("default", WordRules((r"[\p{P}\$\+<=>\^~\|]+", _OF_GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
     ("falcon", WordRules((r"[\p{P}\$\+<=>\^~\|`]+", _OF_GPT2, r"[0-9][0-9][0-9]"))),
     ("gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 trillion granite-docling", WordRules()),
+    ("opt", WordRules(bos=True)),  # not a name of llama.cpp: GPT-2's words after the token that begins a text
     ("olmo mpt", WordRules(nfc=True)),  # GPT-NeoX's
     ("smollm starcoder refact codeshell exaone minerva-7b mellum2", WordRules(digits=True)),
     ("command-r", WordRules(digits=True, nfc=True)),

@@ -25,6 +25,7 @@ _NEUTRAL = {
     "remove_extra_whitespaces": False,
     "treat_whitespace_as_suffix": False,
 }
+_ONE_TOKENIZER = ("falcon", "opt")  # architectures all of whose models have one tokenizer
 _LONGEST = 256  # limit in characters of a SentencePiece piece; SentencePiece's own default limit is 16
 
 
@@ -56,8 +57,9 @@ def check_vocabulary(source: GgufSource) -> WordRules | None:
         ModelError: if the kind of vocabulary, its way of splitting text, or a setting is not supported.
     """
     kind, pre = (source.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
-    if pre is None and source.powerinfer and source.metadata.get("general.architecture") == "falcon":
-        pre = "falcon"  # PowerInfer's converter omits the name; all of its Falcon models have this tokenizer
+    architecture = source.metadata.get("general.architecture")
+    if pre is None and source.powerinfer and architecture in _ONE_TOKENIZER:
+        pre = architecture  # PowerInfer's converter omits the name
     if kind not in ("gpt2", *_PIECES):
         raise _refused(source, "model", kind, "; gpt2, llama and gemma4 are supported")
     for key, neutral in _NEUTRAL.items():

@@ -45,10 +45,10 @@ class DemandNeurons:
         )
         self._records: dict[int, DemandFfn] = {}  # by layer
         node.on_prediction, node.records = self._prefetch, self.tier
+        self._window, self._by_neurons = window, False  # the latter counts only if the two ways take turns
         self._turns: TurnsJudge | None = None
         if isinstance(window, SwitchedWindow):
             node.judge = self._turns = TurnsJudge()
-            self._window, self._by_neurons = window, False
 
     def blocks(
         self, blocks: Sequence[NodeBlock], parts: Sequence[Sequence[tuple[Segment, Hold]]], open_one: OpenSegment
@@ -66,6 +66,20 @@ class DemandNeurons:
             )
             found[block.number], self._records[block.layer] = DemandBlock(parts[block.number], own), own
         return found
+
+    def load(self, verify: bool, progress: Progress) -> None:
+        """Fill the slots, unless the two ways take turns. Then they are filled at the first change.
+
+        If `verify` is True, first read each block that the window streams: a block's first read compares its bytes with
+        their hashes. Errors are those of `fill` and of `Window.hold`.
+        """
+        window = self._window
+        if verify:
+            for number in sorted(set(range(len(self._plan.segments))) - window.placement.resident):
+                with window.hold(number):
+                    pass
+        if self._plan.plain_placement is None:
+            self.fill(progress)
 
     def fill(self, progress: Progress = silent) -> None:
         """Allocate the memory of the slots, and read the most frequently active neurons into them.
@@ -102,6 +116,7 @@ class DemandNeurons:
         if by_neurons == self._by_neurons or plain is None:
             return
         self.tier.detach()
+        assert isinstance(self._window, SwitchedWindow)  # it has a plain placement
         self._window.switch(self._plan.placement if by_neurons else plain)
         if by_neurons:
             self.fill()

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from scheduler.model.roofline.policy import BatchPolicy
 from tpi.kernels.spec import Batch
+from tpi.net.fields import GroupBatch
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Order
 from worker.node_plan import NodePlan
@@ -61,15 +62,8 @@ class HostedPipeline:
         return HostedMicroBatch(x, batch, np.arange(len(x)))
 
 
-def hosted_pipeline(plan: NodePlan) -> HostedPipeline | None:
-    """Return the pipeline of a node without an accelerator, or None if its group does not compute batches.
-
-    Args:
-        plan: the node's part of the deployment.
-    """
-    agreed = plan.options.batch
-    if agreed is None:
-        return None
+def hosted_pipeline(plan: NodePlan, agreed: GroupBatch) -> HostedPipeline:
+    """Return the pipeline of a node without an accelerator, for the batch settings on which its group has agreed."""
     attends = tuple(block.kind == "attention" for block in plan.blocks)
     micro_batch = -(-agreed.batch // agreed.micro_batches)
     policy = BatchPolicy(agreed.batch, agreed.micro_batches)

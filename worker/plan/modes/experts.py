@@ -21,8 +21,6 @@ from scheduler.model.experts.forecast import DemandForecast, ExpertWork, HitRate
 from scheduler.model.offload.problem import Problem
 from scheduler.model.placement import Placement
 from scheduler.model.ring import EMPTY
-from scheduler.storage.disk import Disk
-from scheduler.storage.extent import Extent
 from tpi.devices.pages import PAGE
 from tpi.errors import PlanError
 from tpi.pack.routing import from_bytes
@@ -31,7 +29,6 @@ from worker.node_plan import NodeBlock, NodePlan
 from worker.plan.case import Candidate, Case, HostWindow, layer_pages_bytes
 from worker.plan.offload import MemoryRule, OffloadPlan
 from worker.plan.segments import NodeSegment
-from worker.shards.image import HeldBlock
 
 LONG = 32  # a step of at least so many tokens counts as long, if long and short steps are computed in the same way
 _MOST = 1 << 22  # MiB; where the search for a sufficient --gpu-memory ends
@@ -67,22 +64,20 @@ class CardSlots:
 class HostSlots:
     """Slots for experts in the host's memory: `units` are loaded into the slots on demand.
 
-    `resident` lists the other weights, which always stay in memory, in order of use.
+    `resident` lists the other weights, which always stay in memory, in order of use. `source` reads the units from
+    their files.
     """
 
     resident: tuple[NodeSegment, ...]
     units: dict[Key, NodeSegment]
     slots: int
+    source: DiskUnits
     routing: bytes = b""  # recorded routing of the model; empty if there is none
 
     def select(self, keys: Sequence[Key]) -> SelectedPolicy:
         """Return the eviction policy that `scheduler.demand.choice.select.select` chooses for the recorded routing."""
         recording = recording_of(self.routing, keys)
         return SelectedPolicy(DEFAULT_POLICY) if recording is None else select(recording, self.slots)
-
-    def source(self, held: Sequence[HeldBlock], disk: Disk) -> DiskUnits:
-        """Return a source that reads the experts from the files `held` with `disk`."""
-        return DiskUnits(disk, _extents(self.units, held), _ALONE)
 
 
 def propose(case: Case) -> Candidate[CardSlots] | Candidate[HostSlots] | None:
@@ -219,14 +214,14 @@ def _from_disk(case: Case) -> Candidate[HostSlots] | None:
     disk = case.reader(case.host_part(None)[0], speed)
     always = tuple(resident_part(block) for block in plan.blocks)
     units = dict(routed_experts(plan))
-    source = DiskUnits(disk, _extents(units, held), _ALONE)
+    source = DiskUnits(disk, {key: unit.extent(held) for key, unit in units.items()}, _ALONE)
     staging = disk.threads * source.staging_bytes
     room = budget.total - budget.used + budget.placement.memory_bytes - staging
     room -= sum(segment.extent(held).slot_bytes for segment in always)
     slots = min(len(units), max(0, room) // max(1, source.slot_bytes))
     if slots < mixture.used:
         return None
-    found = HostSlots(always, units, slots, plan.routing)
+    found = HostSlots(always, units, slots, source, plan.routing)
     placement = Placement(tuple(case.sizes(always)), frozenset(range(len(always))), EMPTY)
     budget = replace(budget, placement=placement, demand_bytes=slots * source.slot_bytes + staging)
     demanded = sum(unit.nbytes for unit in units.values())
@@ -300,7 +295,3 @@ def split_pieces(pieces: Sequence[NodeSegment]) -> Iterator[NodeSegment]:
             yield replace(resident_part(block), device=1)
         if routed:
             yield NodeSegment(block, routed, 1)
-
-
-def _extents(units: dict[Key, NodeSegment], held: Sequence[HeldBlock]) -> dict[Key, Extent]:
-    return {key: segment.extent(held) for key, segment in units.items()}

@@ -4,12 +4,13 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.support.forking import allow_forks, forked_programs
 from tests.support.models import TinyModel, make_model
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
@@ -31,6 +32,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests that are marked `waits` first, so that other tests can run at the same time."""
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Start the programs of tests that are marked `bare` as usual, not by a fork."""
+    allow_forks(item.get_closest_marker("bare") is None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forker() -> Iterator[None]:
+    """Start TPI's programs by forks (`tests.support.forking`)."""
+    with forked_programs():
+        yield
 
 
 @pytest.fixture(scope="session")

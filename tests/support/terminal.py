@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-_OWN_TERMINAL = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
-)
+from tests.support.forking import OWN_TERMINAL
+
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[()][A-Z0-9]|[=>78])")
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, UP = "\r", "\x1b\r", "\x03", "\x04", "\x1b[A"
 
@@ -77,7 +76,7 @@ def terminal(
     fd, other = os.openpty()
     fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-c", _OWN_TERMINAL, *command],
+        [sys.executable, "-c", OWN_TERMINAL, *command],
         stdin=other, stdout=other, stderr=other, start_new_session=True, env=dict(environment),
     )  # fmt: skip
     os.close(other)

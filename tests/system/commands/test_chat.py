@@ -135,6 +135,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(cache: Path, tmp_path: Path) -
     assert longer.startswith(cut.rstrip("\N{REPLACEMENT CHARACTER}"))
 
 
+@pytest.mark.bare
 def test_a_chat_goes_on_without_a_lost_worker(model: str, cache: Path) -> None:
     with chatting(model, cache, "-n", "4", "--local", "1") as screen:
         say(screen, "Hello", until="[4 tokens at ")

@@ -12,6 +12,8 @@ from tests.support.weights.shapes import write_byte_tokenizer
 from tpi.pack.library.locate import open_model
 from tpi.pack.routing import NAME, load_routing
 
+pytestmark = pytest.mark.bare
+
 MIB = 1 << 20
 PROMPT = ("--raw", "-p", "a model larger than the memory that it is given", "--temp", "0", "-n", "24", "-c", "256")
 MEMORY = 19  # MiB of each node: a quarter of its experts, beside what always stays

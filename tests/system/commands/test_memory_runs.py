@@ -17,6 +17,8 @@ from tests.support.testbed_helpers import until
 from tests.support.weights.shapes import write_huggingface
 from tpi.pack.library.locate import open_model
 
+pytestmark = pytest.mark.bare
+
 MIB = 1 << 20
 SHAPE: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 384, "intermediate_size": 1536,

@@ -16,6 +16,8 @@ from tpi.system.private import make_private
 from tpi.trace import write_chrome
 from worker.shards.cache import ShardCache
 
+pytestmark = pytest.mark.bare
+
 
 @pytest.fixture
 def lax() -> Iterator[None]:

@@ -10,6 +10,8 @@ import pytest
 from tests.support.commands import tpi
 from tests.support.weights.regular import NeuronUse, write_regular
 
+pytestmark = pytest.mark.bare
+
 MIB = 1 << 20
 SHAPE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 3072,

@@ -103,6 +103,7 @@ def test_clock_step_of_an_hour(tmp_path: Path, model: str, monkeypatch: pytest.M
             assert session.names == ("master", "a")
 
 
+@pytest.mark.bare
 def test_tpi_run_goes_on_after_a_lost_worker(tmp_path: Path, model: str) -> None:
     """Its text is that of a run without a fault, and it leaves no process behind."""
     command = [*TPI, "run", "-m", model, "-p", "Hello", "--raw", "--temp", "0", "-n", "200", "--local", "2"]

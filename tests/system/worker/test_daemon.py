@@ -23,6 +23,8 @@ from tpi.net.codec import FRAME_BYTES, Buffer, encode
 from tpi.net.messages import Bye, Join
 from tpi.net.sockets import CONTROL, WEIGHTS, Net, split_address
 
+pytestmark = pytest.mark.bare
+
 TOO_LARGE = {"torch", "transformers", "tokenizers", "jinja2", "safetensors", "huggingface_hub"}
 DROPPED = 5  # at least: what is forged on the control plane but for the Join, which is answered, beside the noise
 WORKER = (sys.executable, "-m", "worker.commands")

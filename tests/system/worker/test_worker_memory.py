@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from master.options import RunOptions
 from master.session import Session
@@ -11,6 +12,8 @@ from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.cluster_helpers import real_worker
 from tests.support.generating import generate
 from tests.support.models import TinyModel
+
+pytestmark = pytest.mark.bare
 
 FEW, MANY = 5, 105  # sessions
 GROWTH = 1536 << 10  # bytes between them: Python's own heap grows by a MiB at once; each session once left 30 kB

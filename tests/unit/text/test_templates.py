@@ -142,6 +142,7 @@ def test_a_template_renders_again_after_a_failure(template: ChatTemplate) -> Non
         assert len(template.render([{"role": "user", "content": "3000000"}], {}).text) == 3000000
 
 
+@pytest.mark.bare
 def test_one_child_renders_until_it_is_closed(template: ChatTemplate) -> None:
     before = set(children())
     assert template.render([{"role": "user", "content": "3"}], {}).text == "aaa"
@@ -157,6 +158,7 @@ def test_one_child_renders_until_it_is_closed(template: ChatTemplate) -> None:
     assert set(children()) == before
 
 
+@pytest.mark.bare
 def test_the_child_ends_with_its_parent() -> None:
     """The child's standard input ends when the parent does, without a message."""
     code = (
@@ -169,6 +171,7 @@ def test_the_child_ends_with_its_parent() -> None:
         psutil.Process(int(done.stdout)).wait(60)
 
 
+@pytest.mark.bare
 def test_what_never_worked_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECONDS", 0.2)
     with closing(
@@ -183,6 +186,7 @@ def test_what_never_worked_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -
         assert children() == [child for child in before if child.is_running()]
 
 
+@pytest.mark.bare
 def test_a_busy_machine_makes_no_template_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(ChatTemplate("{% if messages %}{{ messages[0].content }}{% endif %}", "tiny")) as template:
         before = set(children())

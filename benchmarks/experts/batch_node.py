@@ -37,7 +37,7 @@ from worker.equipment import AcceleratorSetup
 from worker.node.node import Node
 from worker.node_plan import node_plan
 from worker.pipelines.accelerated import BatchAccelerated
-from worker.pipelines.group.agree import GroupMember, agree
+from worker.pipelines.agree import GroupMember, agree
 from worker.plan.choose import Choose
 
 CONTEXT = 160  # tokens of a sequence at most

@@ -8,12 +8,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from master.api.anthropic.messages import message_routes
 from master.api.failures import ApiFailure, failure_of, public, refusal
 from master.api.forms import refuse
 from master.api.guard import Access, Guard, form_for
-from master.api.head import HeadAsGet
 from master.api.openai.chat import chat_routes
 from master.api.openai.completions import completion_routes
 from master.api.openai.embeddings import embedding_routes, model_routes
@@ -24,6 +24,25 @@ from tpi import __version__
 from tpi.errors import TpiError
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class HeadAsGet:
+    """ASGI middleware that answers HEAD with the status and headers of GET, without the body (RFC 9110, 9.3.2)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request; the ASGI interface."""
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+
+        async def without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        if is_head:
+            await self._app({**scope, "method": "GET"}, receive, without_body)
+        else:
+            await self._app(scope, receive, send)
 
 
 def make_app(state: ApiState, access: Access, origins: Sequence[str] = ()) -> FastAPI:

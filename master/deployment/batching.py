@@ -13,7 +13,7 @@ from tpi.net.fields import MAX_STEP_BYTES, Card, MachineSpeed
 from tpi.net.messages import Assign
 from worker.equipment import AcceleratorSetup
 from worker.node_plan import node_plan
-from worker.pipelines.group.agree import GroupMember, agree, fastest_batch, group_prefers
+from worker.pipelines.agree import GroupMember, agree, fastest_batch, group_prefers
 from worker.plan.fit import Tables, passing_bytes
 
 _F32 = 4

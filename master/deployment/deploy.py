@@ -38,7 +38,7 @@ from worker.profile import limit_options
 from worker.shards.cache import ShardCache
 
 if TYPE_CHECKING:
-    from worker.pipelines.group.agree import GroupMember
+    from worker.pipelines.agree import GroupMember
 
 MASTER = "master"
 _IN_MEMORY = 1.5  # memory of a model with its working memory, at most, as a multiple of the weights' size

@@ -15,7 +15,7 @@ from scheduler.model.roofline.search import BatchChoice, best_policy
 from tpi.kernels.kv import pages_for
 from tpi.net.fields import UsualRequest
 from tpi.text import short_number
-from worker.pipelines.group.agree import GroupMember, group_problems
+from worker.pipelines.agree import GroupMember, group_problems
 from worker.plan.case import Case
 
 RESOURCES = {

@@ -17,7 +17,6 @@ from master.planning.home.members import Home
 from master.planning.home.report import HomeReport
 from master.planning.node import NodeFlags, PlannedNode, planned_node
 from master.planning.problem import planning_case, request_of
-from master.planning.refusals import refuse_idle, refuse_pipeline
 from master.planning.report import PlanReport
 from master.planning.shapes import ModelShape, model_shape
 from master.workers.survey import measure_disks
@@ -37,6 +36,39 @@ from tpi.system.private import private
 from tpi.text import json_text
 from worker.plan.case import Case
 from worker.plan.modes.batch import several_cards
+
+_OF_ACCELERATORS = ("weights", "kv", "pipeline")
+
+
+def refuse_pipeline(pipeline: str, batch: int) -> None:
+    """Refuse a pipeline that would have no effect.
+
+    Raises:
+        UsageError: if `batch` is more than 1 and the pipeline is for single requests.
+    """
+    if batch > 1 and pipeline not in ("auto", "batch"):
+        raise UsageError(
+            f"--pipeline {pipeline} is for one request at a time, but --batch {batch} plans for many at once; "
+            "leave one of them out"
+        )
+
+
+def refuse_idle(machine: NodeMachine, flags: dict[str, Any]) -> None:
+    """Refuse a flag that has no effect on this machine, as `tpi run` does.
+
+    Raises:
+        UsageError: naming the flag.
+    """
+    given = [name for name in _OF_ACCELERATORS if flags[name] != "auto"]
+    if given and not machine.cards:
+        raise UsageError(
+            f"--{given[0]} is for an accelerator, and this node has none; name one with --device or --machine, or "
+            "leave the flag out"
+        )
+    described = flags["machine"] or (flags["device"] and all(name.startswith("emu") for name in flags["device"]))
+    if flags["remeasure"] and described:
+        raise UsageError("--remeasure measures this machine, and the plan is for one that is described; leave it out")
+
 
 if TYPE_CHECKING:
     from master.planning.mtp import MtpForecast

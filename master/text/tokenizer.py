@@ -1,7 +1,7 @@
 """Text to token ids and back: the model's own tokenizer and chat template, taken from its pack. Master only."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +10,6 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from master.text.controls import Controls
 from master.text.spelling import speller
-from master.text.templates.continuing import unused, up_to_end, with_end
 from master.text.templates.fitting import Turn, fitted
 from master.text.templates.template import FIRST_ANSWER, ChatTemplate, Rendering, TemplateRefusal
 from master.text.templates.traits import Traits, joined
@@ -19,13 +18,43 @@ from tpi.errors import ModelError
 from tpi.pack.reader import Pack
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and other fields that the template knows
-
+_AFTER = " "  # shows whether the template trims contents
+_PRIVATE = range(0x100000, 0x10FFFE)
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the decoder's output for an unfinished character
 _ANSWER = re.compile(b"\x02+")
 _MIXED = "It's 3.14159 of 1,024;  x\u0302 = f(y)\n\n\tif not x: return [\u00fc\u4f60\u597d\U0001f642]\r\n"
 """A text of many kinds of characters, by which tokenizers are compared."""
 _HELD_TOKENS = 16  # the most tokens to hold while their text ends in U+FFFD, which may be part of the text
 _UNFINISHED = 3  # most tokens of an unfinished character, which lacks at least the last of its up to 4 bytes
+
+
+def unused(texts: Iterable[str]) -> str:
+    """Return a character of a private-use plane that does not occur in `texts`."""
+    used = set("".join(texts))
+    return next(character for character in map(chr, _PRIVATE) if character not in used)
+
+
+def with_end(message: Message, end: str) -> dict[str, Any]:
+    """Return the message with `end` and a blank after its text."""
+    content = message.get("content") or ""
+    if isinstance(content, list):  # a list of parts
+        *others, last = content
+        return {**message, "content": [*others, {**last, "text": f"{last['text']}{end}{_AFTER}"}]}
+    return {**message, "content": f"{content}{end}{_AFTER}"}
+
+
+def up_to_end(rendered: str, text: str, end: str, model: str) -> int:
+    """Return the position of `end` in `rendered`, less the white space that ends `text` if the template trims it.
+
+    Raises:
+        TemplateRefusal: if the template does not show the last message.
+    """
+    before, found, after = rendered.rpartition(end)
+    if not found:
+        raise TemplateRefusal(model, "it does not show the end of the last message, so it cannot be continued")
+    white = text[len(text.rstrip()) :]
+    trimmed = white and not after.startswith(_AFTER) and before.endswith(white)
+    return len(before) - (len(white) if trimmed else 0)
 
 
 class Tokenizer:

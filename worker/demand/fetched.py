@@ -1,6 +1,7 @@
 """The experts that a node loads from disk on demand: their cache, blocks and statistics."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,15 +11,53 @@ from scheduler.demand.hold import DemandedBlock
 from scheduler.slots.stats import ReadClock
 from scheduler.slots.workers import Readers
 from scheduler.weights import Hold
+from tpi.devices.base import Device, Pending
 from tpi.devices.pages import Bytes, page_buffer
+from tpi.errors import TpiError
+from tpi.kernels.spec import ChainBlock, ExpertsSpec, Residual
 from tpi.trace import NoTrace
 from worker.demand.best import best_note, hits, megabytes
-from worker.demand.gathered import GatheredExperts
-from worker.node.segment import ExpertsSegment, Segment
+from worker.node.microbatch import MicroBatch
+from worker.node.order import Phase
+from worker.node.segment import F32, ExpertsSegment, Launch, Phases, Segment, Take
 from worker.plan.checksums import Checksums
 from worker.plan.modes.experts import HostSlots
 from worker.plan.segments import NodeSegment
 from worker.shards.image import HeldBlock
+
+
+@dataclass(frozen=True, eq=False)
+class GatheredExperts:
+    """A `worker.node.segment.Segment` of some routed experts.
+
+    `spec` describes all of the node's routed experts of the block. `held` has the weights of the experts to compute,
+    by the index of the expert in `spec.pieces`.
+    """
+
+    device: Device
+    launch: Launch
+    spec: ExpertsSpec
+    held: Mapping[int, Bytes]
+
+    @property
+    def empty(self) -> bool:
+        """True if there are no experts to compute."""
+        return not self.held
+
+    def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
+        """Start to compute the experts if `phases` include OUTPUT, else return None.
+
+        `data` is ignored: weights are in slots.
+        """
+        if Phase.OUTPUT not in phases:
+            return None
+        spec, kernels, x, held = self.spec, self.device.kernels, take(self), self.held
+        routing = part.routed(spec.router, kernels, x)
+        return self.launch(lambda: kernels.expert_pieces(spec, held, x, routing))
+
+    def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
+        """Raise TpiError, because a chain of blocks cannot wait for weights to be loaded."""
+        raise TpiError("experts that are loaded on demand cannot be part of a chain; run them block by block")
 
 
 class DemandExperts:

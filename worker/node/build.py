@@ -75,7 +75,7 @@ def build_node(
         check = _finite if plan.options.verify_weights else unchecked
         division = opened.link.division if opened.link else None
         if opened.link is None and plan.options.batch is not None:
-            from worker.pipelines.group.hosted import hosted_pipeline
+            from worker.pipelines.hosted import hosted_pipeline
 
             division = hosted_pipeline(plan, plan.options.batch)
         loop = BlockLoop(blocks, opened.weights, group, kernels, trace, check, division)

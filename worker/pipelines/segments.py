@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,9 @@ from tpi.devices.base import Event, Finished, Pending
 from tpi.kernels import Kernels
 from tpi.kernels.heads import apply_norms_and_rope, squares
 from tpi.kernels.kv import KvPages
-from tpi.kernels.spec import Batch, Input, KvArray, Projected, Routing
+from tpi.kernels.spec import AttentionSpec, Batch, Input, KvArray, Projected, Routing
 from tpi.pack.layout import GROUP
 from tpi.partition import Range
-from worker.node.heads import HeadRange, concatenate_heads, some_heads
 from worker.node.microbatch import MicroBatch
 from worker.node.order import COMPUTE, Phase
 from worker.node.segment import AttentionSegment, ExpertsSegment, FfnSegment, Phases, Segment, Take
@@ -32,6 +31,57 @@ Crossed = tuple[Any, Event]
 """Projected heads or the result of attention, and the event of their transfer over the link."""
 ExpertsCall = Callable[[Input, Routing], F32]
 """A call that computes a block's experts from its input and the routing of its tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadRange:
+    """A range of an attention block's KV heads, with the query heads that attend to them."""
+
+    spec: AttentionSpec  # of these heads only; for `Kernels.attend`
+    queries: Range  # among all query heads of the block
+    kv: Range  # among all KV heads of the block
+
+    def of(self, projected: Projected) -> Projected:
+        """Return the queries, keys and values of these heads as contiguous arrays; `projected` has all heads."""
+        own = self._views(projected)
+        return Projected(*(np.ascontiguousarray(heads) for heads in (own.queries, own.keys, own.values)))
+
+    def nbytes(self, projected: Projected) -> int:
+        """Return the size of these heads' queries, keys and values in bytes."""
+        own = self._views(projected)
+        return own.queries.nbytes + own.keys.nbytes + own.values.nbytes
+
+    def _views(self, projected: Projected) -> Projected:
+        queries, kv = (slice(each.first, each.last) for each in (self.queries, self.kv))
+        return Projected(projected.queries[:, queries], projected.keys[:, kv], projected.values[:, kv])
+
+
+def some_heads(spec: AttentionSpec, kv: Range) -> HeadRange | None:
+    """Return the KV heads `kv` with their query heads, or None if `kv` is empty.
+
+    The result's spec lacks the parts that only projection needs: biases, norms, and, unless attention is latent, the
+    rotary frequencies.
+    """
+    first, last = np.searchsorted(spec.kv_index, (kv.first, kv.last)).tolist()
+    if not len(kv):
+        return None
+    if len(kv) == spec.kv_heads:
+        return HeadRange(spec, Range(first, last), kv)
+    own = replace(
+        spec,
+        heads=last - first,
+        kv_heads=len(kv),
+        kv_index=spec.kv_index[first:last] - np.int32(kv.first),
+        sinks=None if spec.sinks is None else np.ascontiguousarray(spec.sinks[first:last]),
+        q_bias=None, k_bias=None, v_bias=None, q_norm=None, k_norm=None, v_norm=None, whole=None,
+        inv_freq=spec.inv_freq if spec.latent else np.empty(0, np.float32),
+    )  # fmt: skip
+    return HeadRange(own, Range(first, last), kv)
+
+
+def concatenate_heads(kept: F32, others: F32) -> F32:
+    """Return the attention results of the first heads and of the others, `[tokens, heads * head_dim]`, as one array."""
+    return np.concatenate([kept, others], axis=1)
 
 
 @dataclass(frozen=True, eq=False)

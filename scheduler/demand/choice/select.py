@@ -7,15 +7,29 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.demand.choice.cliff import DEFAULT_POLICY, without_lru_cliff
-from scheduler.demand.choice.gain import WINDOWS, clear_gain
 from scheduler.demand.choice.replay import Belady, Recording, hits_by_step
 from scheduler.demand.choice.sample import sample_layers
 from scheduler.demand.policies import Key, Policy, PolicyChoice
 from scheduler.slots.table import F64, Units
 
+WINDOWS = 8  # parts of a recording that are compared pairwise
+_SURE = 4.029  # Student's t, one-sided, 7 degrees of freedom: 1% for four comparisons together (Bonferroni)
 ROBUST_POLICY = PolicyChoice("aged")  # with a recording: within a few percent of the best policy's hits in all so far
 _LRU = PolicyChoice("lru")
 _PINNED = 0.5  # share of the slots that the policy `pins` pins
+
+
+def clear_gain(some: F64, others: F64) -> float:
+    """Return a lower bound of the mean gain of the hit rates `some` over `others`; 0 or less if the gain may be chance.
+
+    Both are hit rates in the same windows, float64 `[windows]`. The bound is the lower end of the one-sided confidence
+    interval of the mean difference (Student, The probable error of a mean, Biometrika 6, 1908). With fewer than
+    `WINDOWS` windows, the result is 0.
+    """
+    if len(some) < WINDOWS:
+        return 0.0
+    differences = some - others
+    return float(differences.mean() - _SURE * differences.std(ddof=1) / WINDOWS**0.5)
 
 
 @dataclass(frozen=True)
@@ -72,7 +86,7 @@ def select(recording: Recording, slots: int) -> SelectedPolicy:
     """Return the eviction policy for a cache of `slots` units: `ROBUST_POLICY`, unless another is clearly better.
 
     Policies see the whole recording; hits are compared in its second half. "Clearly" means by more than chance
-    (`scheduler.demand.choice.gain`). LRU is never chosen if one token uses more units than there are slots
+    (`scheduler.demand.choice.select`). LRU is never chosen if one token uses more units than there are slots
     (`scheduler.demand.choice.cliff`). Without at least two recorded steps, return `DEFAULT_POLICY`.
     """
     some, room = sample_layers(recording, slots)

@@ -18,7 +18,7 @@ from tests.support.devices.cpu_backend import CpuBackend
 from tpi.devices.arena import Arena
 from tpi.devices.cuda.backend import CudaBackend
 from tpi.devices.cuda.copies import CudaCopies
-from tpi.devices.cuda.staging import Staging
+from tpi.devices.cuda.device import Staging
 from tpi.devices.cuda.tensors import TensorTable
 from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import DeviceError

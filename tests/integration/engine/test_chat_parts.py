@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from master.chat.commands import COMMANDS, help_text
 from master.chat.conversation import Conversation, Turn
-from master.chat.fitting import fit
+from master.chat.own import fit
 from master.chat.readers import PlainReader
 from master.deployment.prefixindex import PrefixIndex
 from master.generation.request import Request

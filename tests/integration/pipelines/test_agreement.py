@@ -22,7 +22,7 @@ from tpi.net.messages import Assign, NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
 from worker.node_plan import node_plan
 from worker.pipelines.accelerated import BatchAccelerated
-from worker.pipelines.group.agree import GroupMember, agree
+from worker.pipelines.agree import GroupMember, agree
 
 BATCH = OffloadOptions(pipeline="batch")
 LITTLE, MUCH = 3 << 20, 64 << 20

@@ -25,7 +25,7 @@ from tpi.pack.reader import Pack
 from worker.node.node import Node
 from worker.node_plan import NodePlan, node_plan
 from worker.pipelines.accelerated import BatchAccelerated
-from worker.pipelines.group.hosted import HostedPipeline
+from worker.pipelines.hosted import HostedPipeline
 from worker.plan.choose import check
 
 F32 = npt.NDArray[np.float32]

@@ -31,7 +31,7 @@ from tpi.pack.reader import Pack
 from tpi.progress import silent
 from worker.node_plan import node_plan
 from worker.pipelines.accelerated import BatchAccelerated
-from worker.pipelines.group.agree import GroupMember
+from worker.pipelines.agree import GroupMember
 
 TOGETHER = GroupBatch(9, 3, True, 32)
 LONG: dict[str, Any] = {"context": 64, "pool": 24, "chunk": 600, "batch": TOGETHER}  # tokens, pages; of a step, 600

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from master.api.answers.backlog import Backlog
+from master.api.answers.answering import Backlog
 from master.api.answers.events import Event, ReasoningPiece, TextPiece, TokenLogprob, ToolCall
 from master.api.failures import RequestError
 from tpi.errors import NodeLost

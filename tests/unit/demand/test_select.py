@@ -5,10 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduler.demand.choice.gain import WINDOWS, clear_gain
 from scheduler.demand.choice.replay import Recording, hits_by_step, replay
 from scheduler.demand.choice.sample import MOST_USES, sample_layers
-from scheduler.demand.choice.select import ROBUST_POLICY, _of_all, candidates, recording_of_experts, replay_all, select
+from scheduler.demand.choice.select import (
+    ROBUST_POLICY,
+    WINDOWS,
+    _of_all,
+    candidates,
+    clear_gain,
+    recording_of_experts,
+    replay_all,
+    select,
+)
 from scheduler.demand.loads import HintAccuracy
 from scheduler.demand.policies import PolicyChoice
 from tpi.errors import ModelError

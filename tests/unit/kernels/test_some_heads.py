@@ -8,7 +8,7 @@ import pytest
 from tests.support.kernels.kernel_cases import attention_case, native
 from tpi.kernels.kv import KV_DTYPES, KvDtype
 from tpi.partition import Range
-from worker.node.heads import concatenate_heads, some_heads
+from worker.pipelines.segments import concatenate_heads, some_heads
 
 HEADS, KV_HEADS = 7, 3
 SHARED = np.array([0, 0, 1, 1, 1, 2, 2], np.int32)  # a group that is cut, as on uneven nodes

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from threading import Lock
 from typing import TypeVar
+from weakref import finalize
 
+import numpy as np
 import torch
 
 from tpi.devices.arena import Arena
@@ -11,16 +14,69 @@ from tpi.devices.base import Event, Pending
 from tpi.devices.callqueue import CallQueue
 from tpi.devices.cuda.backend import CudaBackend, Tensor, TorchBackend
 from tpi.devices.cuda.copies import CudaCopies
-from tpi.devices.cuda.staging import Staging
 from tpi.devices.cuda.tensors import TensorTable, bytes_at
 from tpi.devices.failures import close_all
 from tpi.devices.host import check_sizes
-from tpi.devices.pages import Bytes
+from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import DeviceError, UsageError
 from tpi.kernels import Kernels
+from tpi.progress import warn
 
 T = TypeVar("T")
 OLDEST = (7, 5)  # compute capability of the oldest cards (Turing) for which tests compile every program
+
+
+class _Owner:
+    def __init__(self, memory: Bytes) -> None:
+        self._memory = memory
+        self.__array_interface__ = memory.__array_interface__
+
+
+class Staging:
+    """The pinned memory of one card. Several threads may use it at once."""
+
+    def __init__(self, backend: TorchBackend) -> None:
+        self._backend = backend
+        self._lock = Lock()
+        self._pins: list[finalize[..., _Owner]] = []
+        self._refused = False
+
+    def allocate(self, size: int) -> Bytes:
+        """Return `round_up(size)` zeroed, page-aligned bytes, pinned until no array refers to them.
+
+        If the driver refuses to pin them, they are ordinary memory, and the first refusal is reported.
+        """
+        memory = page_buffer(size)
+        if not memory.size:
+            return memory
+        unpin = self._pinned(memory)
+        if unpin is None:
+            return memory
+        owner = _Owner(memory)
+        with self._lock:
+            self._pins = [pin for pin in self._pins if pin.alive]
+            self._pins.append(finalize(owner, unpin))
+            self._pins[-1].atexit = False  # the driver ends with the process
+        found: Bytes = np.asarray(owner)
+        return found
+
+    def close(self) -> None:
+        """Unpin all memory, which then is ordinary memory. No copy may be running. Further calls do nothing."""
+        with self._lock:
+            pins, self._pins = self._pins, []
+        for pin in pins:
+            pin()
+
+    def _pinned(self, memory: Bytes) -> Callable[[], object] | None:
+        try:
+            unpin = self._backend.pin(memory.ctypes.data, memory.size)
+        except Exception:  # noqa: BLE001 - copies work without pinning; a failed card raises when they are awaited
+            unpin = None
+        if unpin is None and not self._refused:
+            self._refused = True
+            name, size = self._backend.name, memory.size >> 20
+            warn(f"{name}: the driver cannot pin {size}MiB of memory, so copies are slower")
+        return unpin
 
 
 class CudaDevice:

@@ -2,17 +2,36 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
+
+from tpi.devices.base import Event, Finished
 from tpi.devices.emulated.clock import EmulatedClock
-from tpi.devices.emulated.host import EmulatedHost
 from tpi.devices.emulated.kernels import TimedKernels
 from tpi.devices.emulated.lane import TimedLane, TimedLink
 from tpi.devices.emulated.machine import EmulatedMachine
 from tpi.devices.emulated.stretch import StretchFactor
 from tpi.devices.emulated.thread import TimedThread
 from tpi.devices.emulated.work import Roofline
-from tpi.devices.host import HostDevice
+from tpi.devices.host import HostDevice, check_sizes
+from tpi.devices.pages import Bytes
 from tpi.kernels import Kernels
+
+
+@dataclass(frozen=True)
+class EmulatedHost(HostDevice):
+    """A host in emulated time: its `kernels` are timed, and its copies take as long as on the link `copies`."""
+
+    copies: TimedLink | None = None
+
+    def copy(self, source: Bytes, target: Bytes) -> Event:
+        """Copy in the calling thread, in the emulated time of the link `copies`; return an event that has ended."""
+        check_sizes(source, target)
+        if self.copies is None:
+            return super().copy(source, target)
+        copies = self.copies
+        return Finished(lambda: copies.move(source.size, lambda: np.copyto(target, source)))
 
 
 class Emulation:

@@ -1,12 +1,15 @@
 """Writer of block files: reads slabs of the source, encodes units, hashes them, and names the file by its content."""
 
+import math
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 from typing import IO
 
 import numpy as np
@@ -15,7 +18,6 @@ import numpy.typing as npt
 from tpi.errors import ModelError
 from tpi.families.base import Ref
 from tpi.pack.blockfile import BlockShape, block_id
-from tpi.pack.builder.losses import Losses
 from tpi.pack.builder.matrix import Slab, matrix, vector
 from tpi.pack.builder.plan import BlockRecipe, RunRecipe
 from tpi.pack.builder.quantise import assemble, decode_part, encode_gguf_part, encode_part
@@ -25,8 +27,8 @@ from tpi.progress import Progress, silent
 from tpi.sources.base import Source
 from tpi.system.private import private
 
-Bytes = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
 
 Importance = Mapping[tuple[RunName, int, str], F32]
 """The importance of the errors of a block's weights, by run, piece and part: float32, for each input of the matrix.
@@ -40,6 +42,36 @@ _MATRICES = frozenset({  # stored as vectors, row by row
     "router", "a", "b", "conv", "conv.q", "conv.k", "conv.v", "decay", "skip", "out_norm",
     "per_layer.gate", "per_layer.projection",
 })  # fmt: skip
+
+
+class Losses:
+    """Sums of squared errors and squared weights, for weights converted from one quantised format to another."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._lock = Lock()
+
+    def add(self, kind: tuple[str, str], before: F32, after: F32) -> None:
+        """Add weights that were converted from the source's format `kind[0]` to the pack's format `kind[1]`.
+
+        `before` and `after` are their dequantised values.
+        """
+        error = float(np.square(before - after).sum(dtype=np.float64))
+        power = float(np.square(before).sum(dtype=np.float64))
+        with self._lock:
+            sums = self._sums[kind]
+            sums[0] += error
+            sums[1] += power
+
+    def report(self) -> str:
+        """Return a line of text with the relative RMS error of each conversion; empty if there was none."""
+        if not self._sums:
+            return ""
+        made = [
+            f"{before} as {after}, relative RMS error {math.sqrt(error / power) if power else 0:.1%}"
+            for (before, after), (error, power) in sorted(self._sums.items())
+        ]
+        return f"re-quantised: {'; '.join(made)}"
 
 
 class BlockWriter:

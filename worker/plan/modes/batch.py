@@ -93,7 +93,7 @@ def planned(case: Case, chunking: Chunking | None = None) -> Candidate[BatchSett
 
     Raises:
         PlanError: if not even one sequence fits, or if the node is one of several and the master sent no settings for
-            batches (`worker.pipelines.group.agree`).
+            batches (`worker.pipelines.agree`).
     """
     plan = case.plan
     if plan.size > 1 and plan.options.batch is None:

@@ -5,6 +5,7 @@ the card.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,7 @@ from tpi.devices.checks import check_active, check_caches, check_heads, check_po
 from tpi.devices.opencl.card import LANES, OpenClCard
 from tpi.devices.opencl.compute.activations import CardActivations, OpenClPrepared
 from tpi.devices.opencl.compute.attention import HeadBuffers
-from tpi.devices.opencl.compute.decode import decode
-from tpi.devices.opencl.compute.products import matrix_of, rows
+from tpi.devices.opencl.compute.products import PackedPart, matrix_of, rows
 from tpi.devices.opencl.compute.speccache import SpecCache
 from tpi.devices.opencl.programs import Program
 from tpi.kernels import Chain
@@ -46,6 +46,21 @@ from tpi.kernels.spec import (
 from tpi.pack.layout import RunLayout
 
 _READERS = 64  # work-groups per compute unit that `read` starts
+
+
+def decode(card: OpenClCard, matrix: PackedPart, listed: I32 | None = None) -> F32:
+    """Return the vectors of a part whose numbers are in `listed` (None: all), float32 `[vectors, hidden]`."""
+    run, program = matrix.run, Program(("formats", "decode"), (matrix.defined,))
+    count = matrix.vectors if listed is None else len(listed)
+    which: Any = None if listed is None else card.upload(listed)
+    out, work = card.empty(count, run.hidden), [count]
+    if run.layout == "record":
+        where: tuple[Any, ...] = (np.uint64(run.record_bytes), run.hidden)
+        card.launch(program, "decode_records", work, matrix.buffer, matrix.offset, *where, which, out)
+    else:
+        where = (np.uint64(run.unit_bytes), run.width, matrix.part.axis == "column", run.hidden)
+        card.launch(program, "decode_tiles", work, matrix.buffer, matrix.offset, *where, which, out)
+    return card.download(out, count, run.hidden)
 
 
 class OpenClKernels:

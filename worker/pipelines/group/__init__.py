@@ -1,1 +1,0 @@
-"""Batches on several nodes: the settings that they share, and nodes without an accelerator."""

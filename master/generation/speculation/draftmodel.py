@@ -5,7 +5,7 @@ Leviathan et al. (2023), Fast Inference from Transformers via Speculative Decodi
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from itertools import accumulate
 from typing import Final
@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from master.deployment.deployment import Deployment
+from master.deployment.pages import PagePool
 from master.generation.sequence import Sequence
-from master.generation.speculation.lookup import ids
+from master.generation.speculation.lookup import ids, same_tokens
 from master.generation.speculation.pace import ROWS
 from master.generation.steps import Steps
 from tpi.kernels.kv import pages_for
@@ -83,29 +84,17 @@ class DraftModel:
         """
         own = self._own.setdefault(target.id, Sequence(target.id, array("i"), reuse=True, client=target.client))
         self._own.move_to_end(target.id)
-        known = _same(own, target)
+        known = same_tokens(ids(own.tokens), ids(target.tokens)[:-1])  # the last token is always computed
         if max(target.tokens[known:], default=0) >= self._vocab:
             return None  # a token that this model does not have
         own.truncate(self._deployment.pages, known)
         own.tokens.extend(target.tokens[known:])
         own.begin(self._deployment.pages)
-        return own if self._has_room(own, {each.id for each in targets}) else None
-
-    def _has_room(self, own: Sequence, needed: set[int]) -> bool:
-        """Allocate pages for a draft after `own`; return False if there are too few.
-
-        For more pages, forget this model's other sequences, except those with ids in `needed`.
-        """
-        end, pages = len(own.tokens) + ROWS, self._deployment.pages
-        if end > self._deployment.limits.context:
-            return False
+        if len(own.tokens) + ROWS > self._deployment.limits.context:
+            return None
+        needed = {each.id for each in targets}
         unused = [id_ for id_ in self._own if id_ not in needed]
-        while (missing := pages_for(end) - len(own.table)) > pages.free and unused:
-            self.release(unused.pop(0))
-        if missing > pages.free:
-            return False
-        pages.append(own.table, end)
-        return True
+        return own if has_room(self._deployment.pages, own, unused, self.release) else None
 
     def _step(self, sequences: SequenceOf[Sequence]) -> list[tuple[Sequence, npt.NDArray[np.float32]]]:
         """Run one step; return the sequences whose tokens are all computed, with the logits `[vocab]` after each."""
@@ -119,17 +108,21 @@ class DraftModel:
         return [(item.sequence, row) for (item, _), row in zip(done, logits, strict=True)]
 
 
+def has_room(pages: PagePool, own: Sequence, unused: list[int], forget: Callable[[int], None]) -> bool:
+    """Allocate pages for a draft of up to `ROWS` tokens after `own`; return False if there are too few.
+
+    For more pages, call `forget` with the ids in `unused`, from the first on.
+    """
+    end = len(own.tokens) + ROWS
+    while (missing := pages_for(end) - len(own.table)) > pages.free and unused:
+        forget(unused.pop(0))
+    if missing > pages.free:
+        return False
+    pages.append(own.table, end)
+    return True
+
+
 def most_likely(logits: npt.NDArray[np.float32]) -> tuple[int, float]:
     """Return the token with the highest of `logits` `[vocab]`, and its probability."""
     best = int(logits.argmax())
     return best, float(1 / np.exp(logits - logits[best], dtype=np.float64).sum())
-
-
-def _same(own: Sequence, target: Sequence) -> int:
-    """Return how many first tokens both sequences have in common.
-
-    The last token of `target` does not count, because it is always computed.
-    """
-    most = min(len(own.tokens), len(target.tokens) - 1)
-    different = np.flatnonzero(ids(own.tokens)[:most] != ids(target.tokens)[:most])
-    return int(different[0]) if len(different) else most

@@ -79,6 +79,13 @@ def ids(tokens: MutableSequence[int]) -> Ids:
     return np.frombuffer(tokens, np.int32) if isinstance(tokens, array) and len(tokens) else np.array(tokens, np.int32)
 
 
+def same_tokens(tokens: Ids, others: Ids) -> int:
+    """Return how many first tokens both arrays `[tokens]` have in common."""
+    most = min(len(tokens), len(others))
+    different = np.flatnonzero(tokens[:most] != others[:most])
+    return int(different[0]) if len(different) else most
+
+
 def look_up(tokens: MutableSequence[int], earlier: Ids, most: int) -> tuple[list[int], int]:
     """Return at most `most` tokens that may follow `tokens`, and the length of the match that they come from.
 

@@ -20,11 +20,10 @@ import numpy.typing as npt
 from master.deployment.mtp import MtpLayer
 from master.generation.batcher import Batcher, Work
 from master.generation.sequence import Sequence
-from master.generation.speculation.draftmodel import most_likely
-from master.generation.speculation.lookup import ids
+from master.generation.speculation.draftmodel import has_room, most_likely
+from master.generation.speculation.lookup import ids, same_tokens
 from master.generation.speculation.pace import ROWS
 from master.generation.steps import entry_of
-from tpi.kernels.kv import pages_for
 from tpi.kernels.spec import PAGE_TOKENS
 
 F32 = npt.NDArray[np.float32]
@@ -151,7 +150,7 @@ class MtpDrafts:
             return
         if own.life != target.life:
             own.life = target.life
-            self._keep(own, _same(own, target))
+            self._keep(own, same_tokens(ids(own.sequence.tokens), ids(target.tokens)[own.begin + 1 :]))
         own.sequence.truncate(pages, own.rows)
         if item.position - own.after > _GAP:
             own = self._begin(target, item.position - 1)  # the layer leaves out the token of its first row
@@ -212,16 +211,12 @@ class MtpDrafts:
 
         For more pages, drop the layer's other sequences, except those with ids in `needed`.
         """
-        pages, table, end = self._layer.pages, own.sequence.table, len(own.sequence.tokens) + ROWS
         unused = [id_ for id_ in self._own if id_ not in needed]
-        while (missing := pages_for(end) - len(table)) > pages.free and unused:
-            self._drop(unused.pop(0))
-        if missing > pages.free:
-            own.sequence.release_pages(pages)
-            own.lost, own.hidden = True, own.hidden[:0]
-            return False
-        pages.append(table, end)
-        return True
+        if has_room(self._layer.pages, own.sequence, unused, self._drop):
+            return True
+        own.sequence.release_pages(self._layer.pages)
+        own.lost, own.hidden = True, own.hidden[:0]
+        return False
 
     def _drop(self, id_: int) -> None:
         sequence = self._own.pop(id_).sequence
@@ -239,11 +234,3 @@ class MtpDrafts:
         for item in work:
             end += item.count
             self._own[item.sequence.id].end = out[end - 1]
-
-
-def _same(own: _Followed, target: Sequence) -> int:
-    """Return how many first tokens of `own` equal the tokens of `target` after the position `own.begin`."""
-    tokens, first = own.sequence.tokens, own.begin + 1
-    most = min(len(tokens), max(0, len(target.tokens) - first))
-    different = np.flatnonzero(ids(tokens)[:most] != ids(target.tokens)[first : first + most])
-    return int(different[0]) if len(different) else most

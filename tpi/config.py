@@ -321,11 +321,6 @@ class ModelConfig:
         inputs = (heads.taps - 1 + later) * (2 * keys + values)
         return values * heads.key + inputs + 2 * later * (values // heads.value)
 
-    @property
-    def attention_layers(self) -> tuple[int, ...]:
-        """The numbers of the layers with keys and values."""
-        return tuple(layer for layer in range(self.layers) if not self.is_recurrent(layer))
-
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as plain types for JSON and msgpack."""
         return asdict(self)

@@ -50,7 +50,6 @@ class NeuronArena(Source):
         layers: Sequence[ArenaLayer],
         queue: TransferQueue,
         migration: MigrationSettings = DYNAMIC,
-        link: int = 0,
         trace: NoTrace = OFF,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -60,7 +59,7 @@ class NeuronArena(Source):
             DeviceError: if `memory` does not belong to `device`, or a copy fails.
         """
         self.migration, self.meter, self.figures = migration, NeuronMeter(trace), ArenaFigures()
-        self.slots = SlotCache(self, QueueWorkers(queue, link=link), LoadStats())
+        self.slots = SlotCache(self, QueueWorkers(queue), LoadStats())
         self._device, self._clock = device, clock
         widest = max((layer.record_bytes for layer in layers), default=0)
         self._staging = device.staging(ROOM_MOST * widest)

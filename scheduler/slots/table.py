@@ -190,19 +190,3 @@ class SlotTable(Generic[N]):
         self.unit_of[slots], self.failed[slots] = -1, False
         self.none_failed = not self.failed.any()
         self.version += 1
-
-    def faults(self) -> list[str]:
-        """Return descriptions of contradictions in the index, for tests."""
-        slots, units = np.flatnonzero(self.unit_of >= 0), np.flatnonzero(self.slot_of >= 0)
-        wrong = []
-        if len(slots) != len(units) or (self.slot_of[self.unit_of[slots]] != slots).any():
-            wrong.append("a unit is in two slots, or a slot has two units")
-        if (self.pins < 0).any() or self.pins[self.unit_of < 0].any():
-            wrong.append("an empty slot is pinned, or one was released twice")
-        if self.none_failed and self.failed.any():
-            wrong.append("a slot has failed, and holds do not know")
-        if (self.loading & self.failed).any() or (self.failed & (self.pins == 0)).any():
-            wrong.append("a slot that is not in use has failed")
-        if self.loading[self.unit_of < 0].any():
-            wrong.append("an empty slot is loading")
-        return wrong

@@ -17,12 +17,14 @@ class QueueWorkers:
     A transfer runs the load that is most urgent when the transfer starts.
     """
 
-    def __init__(self, queue: TransferQueue, name: str = "", link: int = 0) -> None:
-        """Use link number `link` of `queue`. The caller closes the queue, after these workers.
+    def __init__(self, queue: TransferQueue, name: str = "") -> None:
+        """Submit transfers to `queue`, each on the link whose number is the load's lane.
+
+        The caller closes the queue, after these workers.
 
         `name` is the name of the transfers in traces; if it is empty, they have the titles of their loads.
         """
-        self._queue, self._name, self._link = queue, name, link
+        self._queue, self._name = queue, name
         self._asked = deque[QueuedTransfer]()  # transfers that may not have ended, in order
         self._turn: QueuedTransfer | None = None  # the last transfer of a load with `in_turn`
 
@@ -48,7 +50,7 @@ class QueueWorkers:
             ticket.join()
 
     def _submit(self, load: Load) -> None:
-        name, link = self._name or load.title, self._link + load.lane
+        name, link = self._name or load.title, load.lane
         serve, behind = partial(self._serve, load.lane), self._turn if load.in_turn else None
         made = self._queue.submit("weight load", name, serve, link=link, behind=behind)
         self._asked.append(made)

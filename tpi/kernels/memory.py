@@ -90,13 +90,6 @@ def _recurrent(config: ModelConfig, heads: int) -> int:
     return own * (5 * found.value + 2) + 4 * keys * found.key
 
 
-def neurons_passed(config: ModelConfig) -> int:
-    """Return the most feed-forward neurons that one token uses in a block, on a node that holds all of them."""
-    mixture = config.mixture
-    experts = mixture.used * mixture.width + mixture.shared if mixture else 0
-    return max(config.intermediate, experts)
-
-
 def _routed(config: ModelConfig) -> int:
     """Return the number of values that experts need for one token.
 

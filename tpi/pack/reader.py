@@ -53,24 +53,18 @@ class PackBlock:
         """
         return self.shape.ranges[run][0] + unit * self.run(run).unit_bytes
 
-    def read_units(self, run: str, first: int, last: int, out: Bytes | None = None, check: bool = False) -> Bytes:
-        """Read units `[first, last)` of a run as uint8 `[last - first, unit_bytes]`, into `out` if given.
+    def read_units(self, run: str, first: int, last: int, check: bool = False) -> Bytes:
+        """Read units `[first, last)` of a run as uint8 `[last - first, unit_bytes]`.
 
         Raises:
             WeightsError: if the run does not have these units; if the file is missing or too short, or its header is
-                wrong; if `out` has the wrong size; if `check` is True and a unit does not match its hash.
+                wrong; if `check` is True and a unit does not match its hash.
         """
         layout = self.run(run)
         if not 0 <= first <= last <= layout.units:
             raise WeightsError(f"units {first} to {last} of {run} do not exist in {self.path}; it has {layout.units}")
-        shape = (last - first, layout.unit_bytes)
-        needed = shape[0] * shape[1]
-        if out is None:
-            out = np.empty(shape, np.uint8)
-        elif out.nbytes != needed or out.dtype != np.uint8:
-            raise WeightsError(f"the buffer for {run} has {out.nbytes} bytes, {needed} are needed")
-        self._read(self.offset(run, first), out)
-        units = out.reshape(shape)
+        units = np.empty((last - first, layout.unit_bytes), np.uint8)
+        self._read(self.offset(run, first), units)
         if check:
             self._compare(run, first, units, self._vectors_and_hashes())
         return units

@@ -72,14 +72,6 @@ class NeuronProfile:
         """Return which neurons of `layer` are active for each token of the sample: bool `[tokens, neurons]`."""
         return np.unpackbits(self.bits[layer], axis=1, count=self.neurons, bitorder="little").astype(bool)
 
-    def coactivation_counts(self, layer: int, ahead: int = 0) -> F32:
-        """Return how many tokens of the sample activate both neurons of each pair, as float32 `[neurons, neurons]`.
-
-        The first neuron of a pair is of `layer`, the second of `layer + ahead`.
-        """
-        first, second = (self.active(at).astype(np.float32) for at in (layer, layer + ahead))
-        return np.asarray(first.T @ second, np.float32)
-
     def foretold(self, layer: int, ahead: int) -> float:
         """Return how reliably single neurons of `layer` predict neurons of `layer + ahead`, a score from 0 to 1.
 

@@ -20,7 +20,7 @@ from worker.node_plan import NodePlan
 from worker.pipelines.chunktable import gathered
 from worker.pipelines.lanes import BatchLanes
 from worker.pipelines.longhold import LongHold, close_all
-from worker.pipelines.pipeline import BatchPipeline, BatchSchedule, schedule_of
+from worker.pipelines.pipeline import BatchPipeline, schedule_of
 from worker.pipelines.segments import for_batches
 from worker.pipelines.visiting import PageBuffer, VisitingPages
 from worker.plan.modes.batch import BatchSettings, buffer_pages
@@ -130,16 +130,6 @@ class BatchAccelerated(Accelerators):
             f"{attention}; {stay}; "
             f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved"
         )
-
-    def use_schedule(self, schedule: BatchSchedule, chunk_bytes: int) -> None:
-        """Use `schedule` from the next step on, and copy weights in parts of at most `chunk_bytes` bytes.
-
-        The chunks of experts stay as the plan has cut them (`BatchSettings.chunking`); a larger `chunk_bytes` does not
-        join them.
-        """
-        self.pipeline.schedule = schedule
-        if isinstance(self._rings, ChunkedRings):
-            self._rings.chunk = chunk_bytes
 
     def adapt_segment(self, segment: Segment) -> Segment:
         """Return a segment of the same units as `segment` that queues its work for the pipeline."""

@@ -15,7 +15,7 @@ from scheduler.model.offload.crossover import NEVER, first_from
 from scheduler.model.offload.forecast import PhaseForecast, forecast, step_seconds
 from scheduler.model.offload.memory import Peaks, peaks
 from scheduler.model.offload.problem import Problem
-from scheduler.model.offload.work import KV_TIERS, NodeWork, Offload, Place, SegmentWork, StepSize, Tier
+from scheduler.model.offload.work import KV_TIERS, Offload, Place, SegmentWork, StepSize, Tier
 from tpi.devices.pages import PAGE, round_up
 
 HitRate = Callable[[int], float]
@@ -73,24 +73,10 @@ class DemandForecast:
         return self.prompt_seconds + self.tokens * self.token_seconds
 
 
-def split_routed(work: NodeWork) -> NodeWork:
-    """Return the same work with each block's routed experts in a segment of their own, after its other segments."""
-
-    def parts(segment: SegmentWork) -> Iterator[SegmentWork]:
-        routed = segment.weights * segment.routed // max(1, segment.nbytes)
-        if segment.nbytes > segment.routed:
-            unrouted = segment.nbytes - segment.routed
-            yield replace(segment, nbytes=unrouted, weights=segment.weights - routed, routed=0)
-        if segment.routed:
-            yield replace(segment, nbytes=segment.routed, weights=routed)
-
-    return replace(work, segments=tuple(part for segment in work.segments for part in parts(segment)))
-
-
 def best_demand(problem: Problem, experts: ExpertWork, hit_rate: HitRate) -> DemandForecast | None:
     """Return the fastest configuration for `problem`, or None if none fits.
 
-    The routed experts of the problem must be segments of their own (`split_routed`). A configuration needs exactly one
+    The routed experts of the problem must be segments of their own. A configuration needs exactly one
     accelerator, with slots for as many experts as a token uses in a block. The RAM must hold all experts. Return None
     also if the limits fix where weights are, or require the accelerator to decode.
 

@@ -32,7 +32,7 @@ _STEPS = 2  # steps that are simulated
 class OffloadChoice:
     """The fastest configuration found, with the seconds of all prompts and of all answers of the request.
 
-    `compared` and `simulated` count configurations; `least` has the least lower bound for each place of keys and values
+    `compared` counts configurations; `least` has the least lower bound for each place of keys and values
     and each pipeline, in seconds.
     """
 
@@ -40,7 +40,6 @@ class OffloadChoice:
     prompt_seconds: float
     decode_seconds: float
     compared: int  # number of residences compared, each in every way of computing it
-    simulated: int  # number of those that were simulated
     least: dict[tuple[KvTier, Pipeline], float]  # lower bound of seconds for each place of the pages and pipeline
 
     @property
@@ -90,7 +89,7 @@ def _choose(problem: Problem, within: _Rank) -> _Found | None:
     if best[1] < 0:
         return None
     least = {group.kind: float(group.least.min()) for group in groups}
-    return best[0], groups[best[1]].choice(best[2], len(ranked), simulated, least)
+    return best[0], groups[best[1]].choice(best[2], len(ranked), least)
 
 
 class _Group:
@@ -165,14 +164,12 @@ class _Group:
     def kind(self) -> tuple[KvTier, Pipeline]:
         return self._of.kv, self._of.pipeline
 
-    def choice(
-        self, column: int, compared: int, simulated: int, least: dict[tuple[KvTier, Pipeline], float]
-    ) -> OffloadChoice:
+    def choice(self, column: int, compared: int, least: dict[tuple[KvTier, Pipeline], float]) -> OffloadChoice:
         (prompt, first), (decode, then) = self._found[column]
         offload = self._of.offload(column, first, then)
         if self._problem.head_there and offload.on_card:
             offload = replace(offload, head="gpu")
-        return OffloadChoice(offload, prompt, decode, compared, simulated, least)
+        return OffloadChoice(offload, prompt, decode, compared, least)
 
     def _times(self, ways: Sequence[tuple[int, int]], phase: RequestPhase) -> dict[int, list[tuple[float, int]]]:
         """Return the simulated seconds and number of each of `ways`, grouped by column, for one phase of the

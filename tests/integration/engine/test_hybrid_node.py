@@ -19,6 +19,7 @@ from tests.support.devices.neurons import SMALL, All, Exact, relu_packs, scorers
 from tests.support.devices.offloading import answers, prompts
 from tests.support.devices.opencl_device import opencl_device
 from tests.support.devices.predicted import exact_predictors
+from tests.support.slots import table_faults
 from tests.support.weights.regular import NeuronUse, write_regular
 from tests.support.weights.shapes import LLAMA_1B
 from tpi.devices.base import Device
@@ -70,7 +71,7 @@ def sparse_answers(
         assert isinstance(link, NeuronAccelerated)
         assert link.arena is not None
         link.arena.wait()
-        assert not any(each.table.faults() or each.table.pins.any() for each in link.arena.layers)
+        assert not any(table_faults(each.table) or each.table.pins.any() for each in link.arena.layers)
         return found, link
 
 

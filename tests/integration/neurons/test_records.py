@@ -20,6 +20,7 @@ from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.neurons import SMALL, relu_packs
 from tests.support.devices.offloading import answers, prompts
 from tests.support.devices.predicted import all_predictors, exact_predictors
+from tests.support.slots import table_faults
 from tpi.devices.pages import Bytes
 from tpi.errors import WeightsError
 from tpi.kernels.spec import Batch
@@ -210,5 +211,5 @@ def test_a_failed_read_names_the_file_and_the_next_step_goes_on(
         node = deployment.node.sparse
         assert node is not None
         assert node.records is not None
-        assert not any(layer.table.pins.any() or layer.table.faults() for layer in node.records.layers)
+        assert not any(layer.table.pins.any() or table_faults(layer.table) for layer in node.records.layers)
         assert answered(deployment, pack.config.vocab) == expected

@@ -14,7 +14,7 @@ from tests.support.cluster.inprocess import ThreadedWorkers, in_process_deployme
 from tests.support.devices.dividing import SMALL, check_sides, dividing, keep_heads
 from tests.support.devices.offloading import answers, offloaded, prompts
 from tests.support.devices.opencl_device import opencl_device
-from tests.support.devices.schedules import WHOLE
+from tests.support.devices.schedules import WHOLE, use_schedule
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
 from tests.support.models import make_model
@@ -152,7 +152,7 @@ def test_timing_changes_nothing(family: str, heads: int, many_heads: Callable[[s
             order = Interleaved(attends) if random.random() < 0.6 else Layerwise(attends)
             link.lanes.adds_there = random.random() < 0.5
             schedule = BatchSchedule(random.randint(1, 5), random.random() < 0.5, order, random.randint(1, 3))
-            link.use_schedule(schedule, 4096 * random.randint(4, 32) if random.random() < 0.7 else WHOLE)
+            use_schedule(link, schedule, 4096 * random.randint(4, 32) if random.random() < 0.7 else WHOLE)
             assert answers(deployment, own, 3) == wanted, seed
             assert device.memory.used <= capacity
         check_sides(deployment.node, capacity)

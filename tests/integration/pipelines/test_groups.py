@@ -15,6 +15,7 @@ from master.deployment.stages import one_stage
 from tests.support.cluster.inprocess import ThreadedWorkers, in_process_deployment
 from tests.support.devices.grouping import BATCH, CASES, SMALL, alone, grouped
 from tests.support.devices.offloading import answers, offloaded, prompts
+from tests.support.devices.schedules import use_schedule
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
 from tpi.devices.options import OffloadOptions
@@ -93,7 +94,7 @@ def test_timing_changes_nothing(tiny_pack: Callable[..., Pack], tmp_path: Path) 
                 random = cards[rank]._random = Random(2 * seed + rank)
                 assert isinstance(node.link, BatchAccelerated)
                 node.link.lanes.adds_there = random.random() < 0.5
-                node.link.use_schedule(node.link.pipeline.schedule, 4096 * random.randint(4, 32))
+                use_schedule(node.link, node.link.pipeline.schedule, 4096 * random.randint(4, 32))
             assert answers(deployment, asked, 2) == expected, seed
 
 

@@ -16,7 +16,7 @@ from tests.support.cluster.inprocess import ThreadedWorkers, in_process_deployme
 from tests.support.devices.chunked import Counted, in_chunks
 from tests.support.devices.offloading import answers, batched, offloaded, prompts, weights_bytes
 from tests.support.devices.opencl_device import opencl_device
-from tests.support.devices.schedules import SCHEDULES, WHOLE
+from tests.support.devices.schedules import SCHEDULES, WHOLE, use_schedule
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
 from tests.support.models import make_model
@@ -93,7 +93,7 @@ def test_tokens_do_not_depend_on_timing(
                 name = random.choice(list(SCHEDULES))
                 schedule = SCHEDULES[name](link.pipeline.attends, schedule.micro_batch)
             link.lanes.adds_there = random.random() < 0.5
-            link.use_schedule(schedule, 4096 * random.randint(1, 32) if random.random() < 0.5 else WHOLE)
+            use_schedule(link, schedule, 4096 * random.randint(1, 32) if random.random() < 0.5 else WHOLE)
             assert answers(made, asked[seed], 2) == expected[seed], seed
             assert device.memory.used <= capacity
         assert link.figures.weight_bytes > 0

@@ -18,7 +18,7 @@ import pytest
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.dividing import keep_heads
 from tests.support.devices.offloading import answers, offloaded, prompts
-from tests.support.devices.schedules import SCHEDULES, WHOLE
+from tests.support.devices.schedules import SCHEDULES, WHOLE, use_schedule
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
 from tests.support.models import make_model
@@ -79,7 +79,7 @@ def test_tokens_do_not_depend_on_timing(name: str, three_layers: Pack, tmp_path:
             if name != CGOPIPE:
                 schedule = SCHEDULES[name](link.pipeline.attends, micro_batch)
             link.lanes.adds_there = random.random() < 0.5
-            link.use_schedule(schedule, 4096 * random.randint(4, 32) if random.random() < 0.7 else WHOLE)
+            use_schedule(link, schedule, 4096 * random.randint(4, 32) if random.random() < 0.7 else WHOLE)
             assert answers(deployment, own, 2) == wanted, seed
             assert device.memory.used <= capacity
         moved = link.figures
@@ -119,7 +119,7 @@ def _after_failure(
         link = deployment.node.link
         assert isinstance(link, BatchAccelerated)
         if not host_attends:
-            link.use_schedule(BatchSchedule(2, False, Layerwise(link.pipeline.attends)), 1 << 16)
+            use_schedule(link, BatchSchedule(2, False, Layerwise(link.pipeline.attends)), 1 << 16)
         failing.add(device.copies + ahead)
         for _ in range(2):
             with suppress(OSError):

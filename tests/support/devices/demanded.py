@@ -15,6 +15,7 @@ from scheduler.demand.sources import DiskUnits
 from scheduler.slots.workers import Readers
 from scheduler.storage.extent import Extent
 from tests.support.disks import MemoryDisk
+from tests.support.slots import table_faults
 from tpi.devices.pages import PAGE, Bytes, page_buffer
 
 IMPORTANCE = PolicyChoice("importance")
@@ -98,7 +99,7 @@ def cache_of(
     memory = page_buffer(slots * source.slot_bytes)[: slots * source.slot_bytes]
     with closing(DemandCache(source, memory, policy, Readers(disk_threads), clock=clock or Clock())) as cache:
         yield cache, disk
-        assert not cache.shelf.table.faults()
+        assert not table_faults(cache.shelf.table)
     assert set(threading.enumerate()) <= before
 
 

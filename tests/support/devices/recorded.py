@@ -17,6 +17,7 @@ from scheduler.slots.shelf import Load
 from scheduler.slots.workers import Readers, Serve
 from scheduler.storage.extent import Extent
 from tests.support.disks import MemoryDisk
+from tests.support.slots import table_faults
 from tpi.devices.pages import PAGE, Bytes, page_buffer
 
 T = TypeVar("T")
@@ -135,7 +136,7 @@ def tier_of(
     with closing(RecordTier(given, disk, readers, threads, gap)) as tier:
         tier.attach(memory[:used])
         yield tier, disk, memory
-        assert not any(each.table.faults() for each in tier.layers)
+        assert not any(table_faults(each.table) for each in tier.layers)
     assert (memory[used:] == AFTER).all()  # the slots are never exceeded
     assert set(threading.enumerate()) <= before
 

@@ -6,7 +6,7 @@ them. Plan with `as_a_whole`, then call `follow`.
 
 from collections.abc import Callable, Sequence
 
-from worker.pipelines.accelerated import BatchAccelerated
+from worker.pipelines.accelerated import BatchAccelerated, ChunkedRings
 from worker.pipelines.orders import Interleaved, Layerwise
 from worker.pipelines.pipeline import BatchSchedule
 from worker.plan.case import Candidate, Case
@@ -52,4 +52,15 @@ def follow(link: BatchAccelerated, name: str) -> None:
     assert link.settings.chunking.count == 1, "heads would go over the link between two chunks"
     pipeline = link.pipeline
     attends: Sequence[bool] = pipeline.attends
-    link.use_schedule(SCHEDULES[name](tuple(attends), pipeline.schedule.micro_batch), WHOLE)
+    use_schedule(link, SCHEDULES[name](tuple(attends), pipeline.schedule.micro_batch), WHOLE)
+
+
+def use_schedule(link: BatchAccelerated, schedule: BatchSchedule, chunk_bytes: int) -> None:
+    """Use `schedule` from the next step on, and copy weights in parts of at most `chunk_bytes` bytes.
+
+    The chunks of experts stay as the plan has cut them (`BatchSettings.chunking`); a larger `chunk_bytes` does not join
+    them.
+    """
+    link.pipeline.schedule = schedule
+    if isinstance(link._rings, ChunkedRings):
+        link._rings.chunk = chunk_bytes

@@ -85,7 +85,8 @@ class _Node:
         shards = [
             shard.at_layer(config.has_full_heads(layer), config.has_wide_ffn(layer)) for layer in range(config.layers)
         ]
-        own = [layer for layer in config.attention_layers if config.kv_layer(layer) == layer]
+        with_kv = [layer for layer in range(config.layers) if not config.is_recurrent(layer)]
+        own = [layer for layer in with_kv if config.kv_layer(layer) == layer]
         heads = {layer: _kv_heads(pack, config, layer, shards[layer]) for layer in own}
         kv = KvPages.of_layers(heads, pages, "f32")
         self._segments = [

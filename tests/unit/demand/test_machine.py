@@ -13,6 +13,7 @@ from scheduler.demand.policies import Key, PolicyChoice
 from scheduler.demand.sources import DiskUnits
 from scheduler.slots.workers import Readers
 from tests.support.devices.demanded import ShuffledDisk, content, files_of
+from tests.support.slots import table_faults
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import TpiError, WeightsError
 
@@ -116,7 +117,7 @@ class CacheMachine(RuleBasedStateMachine):
     def no_unit_is_twice_there_and_memory_is_kept(self) -> None:
         if hasattr(self, "cache"):
             with self.cache.slots.lock:
-                assert not self.cache.shelf.table.faults()
+                assert not table_faults(self.cache.shelf.table)
             assert (self.beyond[self.used :] == 77).all()
 
     def teardown(self) -> None:

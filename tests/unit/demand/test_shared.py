@@ -19,6 +19,7 @@ from scheduler.transfer.workers import QueueWorkers
 from tests.support.devices.apart import SeparateCalls
 from tests.support.devices.demanded import ShuffledDisk, content, files_of, right
 from tests.support.kernels.kernel_cases import native
+from tests.support.slots import table_faults
 from tpi.devices.base import Pending
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import DeviceError, TpiError
@@ -102,7 +103,7 @@ def test_nothing_is_computed_on_a_slot_that_is_half_loaded(seeds: range) -> None
                 assert not shared.named
                 stats = shared.cache.stats()
                 assert stats.uses == stats.hits + stats.misses + stats.elsewhere
-                assert not shared.cache.shelf.table.faults()
+                assert not table_faults(shared.cache.shelf.table)
             assert device.memory.used == 0
 
 

@@ -9,6 +9,7 @@ from scheduler.neurons.moves import NeuronMove, choose_move
 from scheduler.neurons.thresholds import balanced_shares, plain_shares
 from scheduler.slots.table import I32, SlotTable
 from tests.support.devices.neurons import FAST, SLOW
+from tests.support.slots import table_faults
 
 HALF = -2  # what is in a slot while a record is on its way
 
@@ -72,7 +73,7 @@ class SlotsMachine(RuleBasedStateMachine):
     def the_index_says_what_is_there(self) -> None:
         if not hasattr(self, "slots"):
             return
-        assert not self.table.faults()
+        assert not table_faults(self.table)
         there = np.flatnonzero(self.table.loaded)
         assert self.memory[self.table.slot_of[there]].tolist() == there.tolist()
         assert len(there) <= len(self.memory)

@@ -1,5 +1,6 @@
 """The number of fetched experts, and Belady's policy with bypassing, compared with trying all possibilities."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from scheduler.demand.choice.replay import Recording, bound, bound_with_bypass
 from scheduler.model.experts.costs import ExpertCosts, divide
-from scheduler.model.experts.forecast import ExpertWork, best_demand, demand_pays_until, split_routed
+from scheduler.model.experts.forecast import ExpertWork, best_demand, demand_pays_until
 from scheduler.model.machine import LAPTOP, DeviceLink, NodeMachine, Rates
 from scheduler.model.offload.choice import choose
 from scheduler.model.offload.memory import Needs
@@ -104,6 +105,20 @@ def test_belady_with_bypass_is_the_best_of_all_choices(seed: int) -> None:
     assert found.loads is not None
     if slots > 1:
         assert found.hits >= bound(recording, slots).hits
+
+
+def split_routed(work: NodeWork) -> NodeWork:
+    """Return the same work with each block's routed experts in a segment of their own, after its other segments."""
+
+    def parts(segment: SegmentWork) -> Iterator[SegmentWork]:
+        routed = segment.weights * segment.routed // max(1, segment.nbytes)
+        if segment.nbytes > segment.routed:
+            unrouted = segment.nbytes - segment.routed
+            yield replace(segment, nbytes=unrouted, weights=segment.weights - routed, routed=0)
+        if segment.routed:
+            yield replace(segment, nbytes=segment.routed, weights=routed)
+
+    return replace(work, segments=tuple(part for segment in work.segments for part in parts(segment)))
 
 
 def problem_of(memory: int, machine: NodeMachine = LAPTOP, limits: Limits = ANYTHING) -> Problem:

@@ -19,6 +19,7 @@ from scheduler.slots.shelf import Load, PriorityShelf
 from scheduler.slots.stats import LoadStats
 from scheduler.slots.table import SlotTable
 from scheduler.slots.workers import Readers
+from tests.support.slots import table_faults
 from tpi.devices.pages import PAGE
 from tpi.errors import TpiError
 
@@ -163,7 +164,7 @@ class SlotCacheMachine(RuleBasedStateMachine):
     def the_index_has_no_faults(self) -> None:
         if hasattr(self, "cache") and isinstance(self.shelf, Equal):
             with self.cache.lock:
-                assert not self.shelf.table.faults()
+                assert not table_faults(self.shelf.table)
 
     def teardown(self) -> None:
         if hasattr(self, "cache"):

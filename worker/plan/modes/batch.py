@@ -47,7 +47,6 @@ class BatchSettings:
         problem: the input for which it was chosen.
         card_kv_heads: the number of KV heads, from the first on, with keys and values on the accelerator.
         buffer_pages: the largest number of KV pages of one micro-batch.
-        buffer_bytes: bytes of `buffer_pages` pages in one layer, for heads whose keys and values are in host memory.
         buffers: the number of micro-batches whose KV pages can be on the accelerator at the same time.
         chunking: the number or size of the chunks of a layer.
         chunk_bytes: the size of the largest chunk in bytes (weights paging, section 4.1).
@@ -57,7 +56,6 @@ class BatchSettings:
     problem: BatchProblem
     card_kv_heads: int
     buffer_pages: int
-    buffer_bytes: int
     buffers: int
     chunking: Chunking
     chunk_bytes: int
@@ -204,7 +202,7 @@ def with_policy(
         memory=MemoryRule.of(case.options.weights),
     )
     chunk = chunk_bytes(offload, chunking)
-    return Candidate("batch", BatchSettings(policy, asked, heads, pages, room_bytes, rooms, chunking, chunk), offload)
+    return Candidate("batch", BatchSettings(policy, asked, heads, pages, rooms, chunking, chunk), offload)
 
 
 def chunk_bytes(offload: OffloadPlan, chunking: Chunking) -> int:

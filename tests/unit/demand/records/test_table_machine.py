@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.slots.table import F64, I32, SlotTable
+from tests.support.slots import table_faults
 
 HALF = -2  # what is in a slot while a record is on its way
 
@@ -70,7 +71,7 @@ class TableMachine(RuleBasedStateMachine):
         if not hasattr(self, "table"):
             return
         table = self.table
-        assert not table.faults()
+        assert not table_faults(table)
         whole = np.flatnonzero((table.unit_of >= 0) & ~table.loading & ~table.failed)
         assert self.memory[whole].tolist() == table.unit_of[whole].tolist()
         assert sorted(table.unit_of[whole].tolist()) == np.flatnonzero(table.loaded).tolist()

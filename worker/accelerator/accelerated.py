@@ -39,6 +39,8 @@ class LinkFigures:
 class Accelerators:
     """The accelerators of one node. Close the host's window before this object, as transfers read from the window."""
 
+    _chunk: int | None = None  # the most bytes of one copy into a ring
+
     def __init__(
         self,
         devices: Sequence[Device],
@@ -181,7 +183,9 @@ class Accelerators:
         """Open the accelerators' rings and start to load streamed pieces from the host's `window`."""
         plan, fed = self.offload, dict(zip(self.offload.streamed_pieces, self._places.fed, strict=True))
         if fed:
-            self._rings = Rings(self.devices, plan, fed, window, self._allocations, self._queue, self._trace)
+            self._rings = Rings(
+                self.devices, plan, fed, window, self._allocations, self._queue, self._trace, self._chunk
+            )
 
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
         """Return a context manager that yields the bytes of a streamed piece on its accelerator.

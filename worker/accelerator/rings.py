@@ -31,6 +31,7 @@ class Rings:
         allocations: DeviceAllocations,
         queue: TransferQueue,
         trace: NoTrace,
+        chunk: int | None = None,
     ) -> None:
         """Allocate the rings and start to load pieces of long steps.
 
@@ -42,11 +43,12 @@ class Rings:
             allocations: allocates memory on devices.
             queue: makes the transfers.
             trace: recorder of stalls.
+            chunk: the most bytes of one copy, so that other transfers can go between two copies; None: no limit.
 
         Raises:
             DeviceFullError: if a device does not have enough memory for the larger of its rings.
         """
-        self._devices, self._window = devices, window
+        self._devices, self._window, self.chunk = devices, window, chunk
         contents = {piece: self._contents(plan, piece, part) for piece, part in fed.items()}
         cards = zip(plan.cards, devices, strict=False)  # the last ones may have no pieces
         parts = [
@@ -136,4 +138,8 @@ class Rings:
             at += data.size
 
     def _copy(self, device: Device, source: Bytes, target: Bytes) -> None:
-        device.copy(source, target).wait()
+        """Copy bytes to the accelerator in chunks, and wait for each chunk."""
+        chunk = self.chunk or max(1, source.size)  # read once: another thread may replace it during the copy
+        for begin in range(0, source.size, chunk):
+            end = begin + chunk
+            device.copy(source[begin:end], target[begin:end]).wait()

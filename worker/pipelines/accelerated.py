@@ -4,15 +4,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 
-from scheduler.transfer.queue import TransferQueue
 from scheduler.weights import Hold
-from scheduler.window.window import Window
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.kernels.kv import KvPages
 from tpi.trace import NoTrace
 from worker.accelerator.accelerated import Accelerators, LinkFigures
-from worker.accelerator.rings import Rings
 from worker.node.allocations import DeviceAllocations
 from worker.node.division import Division
 from worker.node.segment import ExpertsSegment, HeldPages, Segment
@@ -24,42 +21,10 @@ from worker.pipelines.pipeline import BatchPipeline, schedule_of
 from worker.pipelines.segments import for_batches
 from worker.pipelines.visiting import PageBuffer, VisitingPages
 from worker.plan.modes.batch import BatchSettings, buffer_pages
-from worker.plan.offload import OffloadPlan
-from worker.plan.places import StreamedRange
 from worker.plan.residence import Residence
 from worker.plan.segments import NodeSegment
 
 _MB = 1e6
-
-
-class ChunkedRings(Rings):
-    """Rings that copy a segment over the link in chunks, so that other transfers can go between two chunks.
-
-    A chunk of experts is a segment by itself. Other segments must lie in one place for their kernels and so are copied
-    in several parts.
-    """
-
-    def __init__(
-        self,
-        chunk: int,
-        devices: Sequence[Device],
-        plan: OffloadPlan,
-        fed: Mapping[int, StreamedRange],
-        window: Window,
-        allocations: DeviceAllocations,
-        queue: TransferQueue,
-        trace: NoTrace,
-    ) -> None:
-        """Allocate the rings and start to load pieces of long steps, in chunks of `chunk` bytes."""
-        self.chunk = chunk
-        super().__init__(devices, plan, fed, window, allocations, queue, trace)
-
-    def _copy(self, device: Device, source: Bytes, target: Bytes) -> None:
-        """Copy bytes to the accelerator in chunks, and wait for each chunk."""
-        chunk = self.chunk  # read once: another thread may replace it during the copy
-        for begin in range(0, source.size, chunk):
-            end = begin + chunk
-            device.copy(source[begin:end], target[begin:end]).wait()
 
 
 class BatchAccelerated(Accelerators):
@@ -89,6 +54,7 @@ class BatchAccelerated(Accelerators):
         self.settings: BatchSettings = residence.details
         self.lanes = BatchLanes(device, host, trace, self.settings.policy.adds_there)
         self._holds: dict[int, list[LongHold]] = {}
+        self._chunk = self.settings.chunk_bytes
         super().__init__(devices, plan, residence, allocations, trace)
         with ExitStack() as stack:
             stack.enter_context(closing(self))
@@ -148,15 +114,6 @@ class BatchAccelerated(Accelerators):
         super().wait_idle()
         if self.visiting is not None:
             self.visiting.wait_saved()
-
-    def open_rings(self, window: Window) -> None:
-        """Open the accelerator's ring and start to load streamed pieces from the host's `window`, in chunks."""
-        plan, fed = self.offload, dict(zip(self.offload.streamed_pieces, self._places.fed, strict=True))
-        if fed:
-            chunk = self.settings.chunk_bytes
-            self._rings = ChunkedRings(
-                chunk, self.devices, plan, fed, window, self._allocations, self._queue, self._trace
-            )
 
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
         """Return a hold of a streamed piece that lasts from the piece's first use in a step to its last."""

@@ -29,8 +29,9 @@ from tpi.kernels.spec import SHARED
 from tpi.net.fields import GroupBatch
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
+from worker.accelerator.rings import Rings
 from worker.node.node import Node
-from worker.pipelines.accelerated import BatchAccelerated, ChunkedRings
+from worker.pipelines.accelerated import BatchAccelerated
 from worker.pipelines.chunktable import TableExperts
 
 FAMILIES = ("mixtral", "qwen2moe", "gptoss")  # plain, with a shared expert, with biases of down; five experts each
@@ -200,9 +201,9 @@ def test_a_step_whose_chunk_failed_can_be_done_again(
 ) -> None:
     """Any chunk may fail. Chunks that were held with it are released, and its place fails until it is repaired."""
     pack, left, broken = tiny_pack("mixtral", dtype), [-1], set[int]()
-    copy = ChunkedRings._copy
+    copy = Rings._copy
 
-    def failing(self: ChunkedRings, device: Device, source: Bytes, target: Bytes) -> None:
+    def failing(self: Rings, device: Device, source: Bytes, target: Bytes) -> None:
         left[0] -= 1
         if not left[0]:
             broken.add(target.ctypes.data)
@@ -210,7 +211,7 @@ def test_a_step_whose_chunk_failed_can_be_done_again(
             raise OSError("a chunk failed")
         copy(self, device, source, target)
 
-    monkeypatch.setattr(ChunkedRings, "_copy", failing)
+    monkeypatch.setattr(Rings, "_copy", failing)
     asked = prompts(pack.config.vocab, 4, seed=2)
     with closing(in_process_deployment(pack, [1], tmp_path / "host", **SMALL)) as deployment:
         expected = answers(deployment, asked, 3)

@@ -6,7 +6,7 @@ them. Plan with `as_a_whole`, then call `follow`.
 
 from collections.abc import Callable, Sequence
 
-from worker.pipelines.accelerated import BatchAccelerated, ChunkedRings
+from worker.pipelines.accelerated import BatchAccelerated
 from worker.pipelines.orders import Interleaved, Layerwise
 from worker.pipelines.pipeline import BatchSchedule
 from worker.plan.case import Candidate, Case
@@ -62,5 +62,5 @@ def use_schedule(link: BatchAccelerated, schedule: BatchSchedule, chunk_bytes: i
     them.
     """
     link.pipeline.schedule = schedule
-    if isinstance(link._rings, ChunkedRings):
+    if link._rings is not None:
         link._rings.chunk = chunk_bytes

@@ -10,6 +10,7 @@ from random import Random
 import numpy as np
 
 from scheduler.demand.cache import DemandCache
+from scheduler.demand.loads import IdleTime
 from scheduler.demand.policies import Key, PolicyChoice
 from scheduler.demand.sources import DiskUnits
 from scheduler.slots.workers import Readers
@@ -89,6 +90,7 @@ def cache_of(
     seed: int = 0,
     choice: PolicyChoice = IMPORTANCE,
     clock: Clock | None = None,
+    idle: IdleTime | None = None,
 ) -> Iterator[tuple[DemandCache, ShuffledDisk]]:
     """Yield a cache that reads from a shuffled disk; check that it leaves no thread."""
     files, extents = files_of(blocks, units, size)
@@ -97,7 +99,8 @@ def cache_of(
     policy = choice.open(np.array([block for block, _ in source.keys]))
     before = set(threading.enumerate())
     memory = page_buffer(slots * source.slot_bytes)[: slots * source.slot_bytes]
-    with closing(DemandCache(source, memory, policy, Readers(disk_threads), clock=clock or Clock())) as cache:
+    readers = Readers(disk_threads)
+    with closing(DemandCache(source, memory, policy, readers, clock=clock or Clock(), idle=idle)) as cache:
         yield cache, disk
         assert not table_faults(cache.shelf.table)
     assert set(threading.enumerate()) <= before

@@ -3,12 +3,14 @@
 import threading
 from contextlib import closing
 from random import Random
+from time import sleep
 
 import numpy as np
 import pytest
 
 from scheduler.demand.cache import DemandCache
 from scheduler.demand.choice.replay import bound, replay
+from scheduler.demand.loads import IdleUnlessDemanded
 from scheduler.demand.policies import PolicyChoice
 from scheduler.demand.sources import ALONE, DiskUnits, HostUnits
 from scheduler.slots.workers import Readers
@@ -103,6 +105,29 @@ def test_what_is_held_together_is_there_and_stays() -> None:
             assert right(second[1], (1, 5))
         with cache.hold([(2, 0)]) as later:
             assert right(later[0], (2, 0))
+
+
+@pytest.mark.parametrize(("true", "most"), [(1.0, 1.05), (0.5, 1.1)])
+def test_an_idle_disk_reads_little_in_vain(true: float, most: float) -> None:
+    """Each predicted unit is right with the probability `true`; the disk has time for all predictions."""
+
+    def reads(hints: bool) -> int:
+        random = Random(1)
+        with cache_of(1, 24, blocks=2, units=32, idle=IdleUnlessDemanded()) as (cache, disk):
+            for _ in range(200):
+                cache.begin()
+                chosen = [sorted({min(31, int(random.expovariate(0.1))) for _ in range(8)}) for _ in range(2)]
+                foretold = {unit if random.random() < true else random.randrange(32) for unit in chosen[1]}
+                for block, units in enumerate(chosen):
+                    with cache.hold([(block, unit) for unit in units]):
+                        if hints and not block:
+                            cache.expect([(1, unit) for unit in sorted(foretold)])
+                    while len(cache.shelf.read_ahead):  # until a reader has taken or dropped them
+                        sleep(0)
+                    cache.slots.drain()
+            return disk.reads
+
+    assert reads(hints=True) <= most * reads(hints=False)
 
 
 def test_a_failed_load_is_raised_by_its_hold_and_tried_again() -> None:

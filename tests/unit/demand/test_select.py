@@ -197,5 +197,7 @@ def test_hints_that_do_not_come_true_are_followed_now_and_then() -> None:
     assert all(hints.should_follow() for _ in range(50))
     hints.add(1, 15)
     assert sum(hints.should_follow() for _ in range(160)) == 10
-    hints.add(8, 0)
+    hints.add(8, 0)  # 9 of 24
+    assert not all(hints.should_follow() for _ in range(16))
+    hints.add(23, 0)
     assert all(hints.should_follow() for _ in range(50))

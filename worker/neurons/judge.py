@@ -110,6 +110,11 @@ class SparsityJudge:
         self.chosen = self.of = self.dense = 0  # neurons computed, all neurons, blocks that computed all neurons
         self.predicting = self.seconds = 0.0  # of blocks with predictions: time to predict, total time
 
+    @property
+    def compares(self) -> bool:
+        """True if measured times decide whether neurons are predicted (`--sparsity auto`)."""
+        return self._mode == "auto"
+
     def predicts(self, tokens: int) -> bool:
         """Return True if the current step, of `tokens` tokens, predicts its neurons."""
         return not self._takes_turns(tokens) or self._turns_of(tokens).predicts
@@ -119,7 +124,7 @@ class SparsityJudge:
 
         Return None while too few steps were measured.
         """
-        return self._turns_of(tokens).predicting_is_faster if self._mode == "auto" else True
+        return self._turns_of(tokens).predicting_is_faster if self.compares else True
 
     def limit(self, tokens: int = 1) -> float:
         """Return the share of active neurons above which steps of about `tokens` tokens are faster with all neurons."""
@@ -185,7 +190,7 @@ class SparsityJudge:
         judged = {size: turns for size, turns in sorted(self._turns.items()) if turns.predicting_is_faster is not None}
         said = [_verdict(size, turns) for size, turns in judged.items()]
         if not judged or any(turns.predicting_is_faster for turns in judged.values()):
-            said.insert(0, self.skipped(trying=self._mode == "auto" and not judged))
+            said.insert(0, self.skipped(trying=self.compares and not judged))
         return "; ".join(filter(None, said))
 
     def skipped(self, trying: bool) -> str:
@@ -202,7 +207,7 @@ class SparsityJudge:
         )
 
     def _takes_turns(self, tokens: int) -> bool:
-        return self._mode == "auto" and tokens <= SHORT
+        return self.compares and tokens <= SHORT
 
     def _turns_of(self, tokens: int) -> StepComparison:
         return self._turns.setdefault(size_class(tokens), StepComparison())

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -13,30 +14,34 @@ from tpi.devices.base import Device, Finished, Pending
 from tpi.devices.pages import Bytes
 from tpi.errors import TpiError
 from tpi.kernels.spec import ChainBlock, FfnSpec, Residual
+from worker.neurons.forecast import SparsityForecast, measure_forecast
 from worker.neurons.hybrid import F32, NeuronChoice
 from worker.neurons.judge import SparsityJudge
 from worker.neurons.lookahead import PlacedPredictor, Scorer, stay
 from worker.neurons.prediction import OnPrediction, Predictions, ignore_prediction
-from worker.neurons.union import PIECE
+from worker.neurons.union import PIECE, union_of
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Phase
 from worker.node.segment import FfnSegment, Launch, Phases, Segment, Take
 from worker.node_plan import NodePlan
-from worker.plan.predictors import predictors_of
+from worker.plan.predictors import NAMED, frequencies_of, predictors_of
 from worker.shards.image import HeldBlock
 
 
 class SparseNode:
     """The state that a node's sparse blocks share. A `scheduler.weights.StepListener`."""
 
-    def __init__(self, scorers: Mapping[int, Scorer], judge: SparsityJudge) -> None:
+    def __init__(self, scorers: Mapping[int, Scorer], judge: SparsityJudge, share: float | None = None) -> None:
         """Create the state.
 
         Args:
             scorers: the predictor of each layer, by the layer's number; it scores all of this node's neurons there.
             judge: decides whether a step predicts its neurons.
+            share: expected share of the neurons that are predicted for a token; None if it is not known.
         """
         self.judge = judge
+        self.forecast: SparsityForecast | None = None  # set if it says that predicting does not pay
+        self._scorers, self._share = scorers, share
         self.on_prediction: OnPrediction = ignore_prediction  # called with predictions of later layers
         self.records: RecordTier | None = None  # set if neurons are read from disk one by one
         self._predictions = Predictions(scorers, lambda layer, choice: self.on_prediction(layer, choice))
@@ -52,15 +57,18 @@ class SparseNode:
 
     def describe(self) -> str:
         """Return a sentence for the user on the decision, and on how much was skipped and read; may be empty."""
+        if self.forecast is not None:
+            return self.forecast.describe()
         read = "" if self.records is None else self.records.stats().describe()
         return "; ".join(filter(None, [self.judge.describe(), read]))
 
     def adapt_segment(self, segment: Segment, layer: int, first: int) -> Segment:
-        """Return a segment that computes only active neurons; other kinds of segments are returned unchanged.
+        """Return a segment that computes only active neurons.
 
-        `first` is the number of the segment's first neuron among the node's neurons of `layer`.
+        Other kinds of segments are returned unchanged, and so are all segments after `pays` returned False. `first` is
+        the number of the segment's first neuron among the node's neurons of `layer`.
         """
-        if not isinstance(segment, FfnSegment) or segment.empty:
+        if self.forecast is not None or not isinstance(segment, FfnSegment) or segment.empty:
             return segment
         return SparseFfn(segment.device, segment.launch, segment.spec, layer, first, self)
 
@@ -93,6 +101,28 @@ class SparseNode:
                         for _, data in held:
                             self.judge.measure(segment.device.kernels, segment.spec, data)
                     return
+
+    def pays(self, arrangement: Arrangement[Segment]) -> bool:
+        """Return False if `--sparsity auto` is given and predicting is measured to take longer than it saves.
+
+        One token of the first block that has one segment is timed; its weights must be in memory. Without a profile,
+        which says how many neurons are active, nothing is timed.
+        """
+        if self._share is None or not self.judge.compares:
+            return True
+        for segments, hold in zip(arrangement.blocks, arrangement.holds, strict=True):
+            own = [one for one in segments if isinstance(one, SparseFfn) and one.layer in self._scorers]
+            if own and len(segments) == 1:
+                with hold as held:
+                    forecasts = [self._measured(own[0], data, self._share) for _, data in held]
+                self.forecast = next((one for one in forecasts if not one.pays), None)
+                return self.forecast is None
+        return True
+
+    def _measured(self, segment: "SparseFfn", data: Bytes, share: float) -> SparsityForecast:
+        scorer = self._scorers[segment.layer]
+        predict = partial(union_of, scorer.scores, scorer.threshold)
+        return measure_forecast(segment.device.kernels, segment.spec, data, predict, share)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +211,13 @@ def open_sparse(plan: NodePlan, held: Sequence[HeldBlock], host: Device) -> Spar
     if mode == "off" or not plan.predictors:
         return None
     predictors = predictors_of(plan, held)
-    return SparseNode(
-        {layer: PlacedPredictor(one, host, stay) for layer, one in predictors.items()}, SparsityJudge(mode)
-    )
+    scorers = {layer: PlacedPredictor(one, host, stay) for layer, one in predictors.items()}
+    return SparseNode(scorers, SparsityJudge(mode), _expected_share(plan, held))
+
+
+def _expected_share(plan: NodePlan, held: Sequence[HeldBlock]) -> float | None:
+    """Return the share of the node's neurons that predictors are expected to name; None without a profile."""
+    if any("frequency" not in held[one.block].vectors for one in plan.predictors):
+        return None
+    found = frequencies_of(plan, held).values()
+    return float(np.mean([np.minimum(1.0, NAMED * often).mean() for often in found]))

@@ -104,9 +104,12 @@ def open_weights(
     short = None
     if places.short != places.long:
         short = Arrangement(opening.parts(places.short, short=True), opening.on_one_device(places.short))
-    weights = Weights(window, long, short, offload.crossover if offload else 1, steps)
     if steps is sparse and sparse is not None and window.kept is not None:
-        sparse.measure(long)
+        if sparse.pays(long):
+            sparse.measure(long)
+        else:  # segments are now opened as those of a node without predictors
+            long, steps = Arrangement(opening.parts(places.long), opening.on_one_device(places.long)), None
+    weights = Weights(window, long, short, offload.crossover if offload else 1, steps)
     return OpenedWeights(weights, opening.link, fetched, sparse)
 
 

@@ -15,6 +15,7 @@ from worker.node_plan import NodePlan
 from worker.shards.image import HeldBlock
 
 _MOST_RANK = 1 << 14
+NAMED = 1.5  # limit of the neurons that a predictor names for each active one (tpi.sparsity.training)
 
 
 def predictor_faults(assign: Assign) -> Iterator[str | None]:

@@ -17,6 +17,7 @@ from tpi.errors import UsageError
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.sparsity.predictor import Predictor
+from worker.neurons.forecast import SparsityForecast
 from worker.neurons.judge import SparsityJudge
 
 SMALL: dict[str, Any] = {"context": 64, "pool": 96}
@@ -97,13 +98,27 @@ def test_predictors_count_in_the_budget(relu_pack: Callable[[str], Pack], tmp_pa
     assert more >= sum(one.memory_bytes for one in predictors.values())
 
 
-def test_auto_decides_by_turns(relu_pack: Callable[[str], Pack], tmp_path: Path) -> None:
+@pytest.mark.parametrize("pays", [True, False])
+def test_auto_forecasts_then_decides_by_turns(
+    pays: bool, relu_pack: Callable[[str], Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If predicting does not pay by the times measured at the start, all blocks are one chain in every step."""
     pack = relu_pack("q8")
     expected, _, _ = answered(pack, tmp_path, None, [1.0])
-    found, judge, _ = answered(pack, tmp_path, exact_predictors(pack), [1.0], mode="auto")
-    assert found == expected
-    assert judge is not None
-    assert judge.of
+    times = (3e-3, 1e-3, 1e-3) if pays else (1e-3, 2e-3, 1e-3)
+    forecast = SparsityForecast(*times, 0.5)
+    monkeypatch.setattr("worker.neurons.sparse.measure_forecast", lambda *given: forecast)
+    asked = [prompts(pack.config.vocab, count, seed=count, longest=20) for count in (1, 4)]
+    monkeypatch.setattr("worker.neurons.sparse._expected_share", lambda *given: 0.5)  # as with a profile
+    made = in_process_deployment(pack, [1.0], tmp_path, predictors=exact_predictors(pack), sparsity="auto", **SMALL)
+    with closing(made) as deployment:
+        assert [answer for some in asked for answer in answers(deployment, some, 12)] == expected
+        node = deployment.node
+        assert node.sparse is not None
+        assert bool(node.sparse.judge.of) is pays
+        assert (node.loop.weights.now.kept is None) is pays
+        said = node.figures().accelerator
+        assert ("a feed-forward block takes 1.000 ms with all neurons, and 3.000 ms" in said) is not pays
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])

@@ -1,9 +1,14 @@
 """The judge of sparsity: it compares measured times of steps in turns."""
 
+from typing import cast
+
 import numpy as np
 import pytest
 
 from tests.support.kernels.kernel_cases import ffn_case, native
+from tpi.kernels import Kernels
+from tpi.kernels.spec import F32, I32, U8, FfnSpec
+from worker.neurons.forecast import measure_forecast
 from worker.neurons.judge import SHORT, TURNS, SparsityJudge, measure_limit
 
 
@@ -78,3 +83,30 @@ def test_the_limit_is_a_share() -> None:
     assert 0 < measure_limit(native, case.spec, case.data) <= 1
     many = np.ones((20, 64), np.float32)
     assert 0 < measure_limit(native, case.spec, case.data, x=many) <= 1
+
+
+@pytest.mark.parametrize(("predicting", "pays"), [(1e-3, True), (4e-3, False)])
+def test_a_forecast_counts_the_prediction(predicting: float, pays: bool) -> None:
+    """All neurons take 4 ms, and those of the list as much for each as all of them do."""
+    case, now, took = ffn_case(np.random.default_rng(0), units=4, hidden=64, layout="record"), 0.0, list[int]()
+
+    class Timed:
+        def ffn(self, spec: FfnSpec, data: U8, x: F32, active: I32 | None = None) -> F32:
+            nonlocal now
+            count = 128 if active is None else len(active)
+            took.append(count)
+            now += 4e-3 * count / 128
+            return native.ffn(spec, data, x, active)
+
+    def predict(x: F32) -> None:
+        nonlocal now
+        assert x.shape == (1, 64)
+        now += predicting
+
+    kernels = cast(Kernels, Timed())
+    found = measure_forecast(kernels, case.spec, case.data, predict, 0.25, lambda: now)
+    assert set(took) == {128, 32}
+    assert found.everything == pytest.approx(4e-3)
+    assert found.active == pytest.approx(1e-3)
+    assert found.pays is pays
+    assert found.describe() == "" if pays else "with the 25% that would be predicted" in found.describe()

@@ -34,7 +34,7 @@ from tpi.sparsity.predictor import Predictor
 from worker.node_plan import NodePlan
 from worker.plan.case import Candidate, Case, layer_pages_bytes
 from worker.plan.offload import MemoryRule, OffloadPlan
-from worker.plan.predictors import frequencies_of, predictors_of
+from worker.plan.predictors import NAMED, frequencies_of, predictors_of
 from worker.plan.records import RecordPlan, read_by_neuron
 from worker.plan.segments import NodeSegment, whole_blocks
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from worker.neurons.lookahead import Scorer
 
 F64 = npt.NDArray[np.float64]
-NAMED = 1.5  # limit of the neurons that a predictor names for each active one (tpi.sparsity.training)
 MIGRATING = 0.4  # share of the neurons on the accelerator above which migration does not pay (benchmark hybrid)
 _SOLVING = 10.0  # time limit of the integer program, in seconds
 

@@ -55,7 +55,8 @@ class Kernels(Protocol):
     def isa(self) -> str:
         """Return the name of the instruction set in use.
 
-        It is avx512, avx2, neon_dotprod, neon or scalar; other kernels have a name of their own, such as numpy.
+        It is avx512, avx_vnni, avx2, neon_i8mm, neon_dotprod, neon or scalar. Other kernels have a name of their own,
+        such as numpy.
         """
 
     def set_threads(self, count: int) -> None:

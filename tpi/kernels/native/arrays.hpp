@@ -21,12 +21,12 @@ struct KernelError : std::runtime_error {
 };
 
 constexpr Py_ssize_t kAny = -1;
+using Dims = std::initializer_list<Py_ssize_t>;  // the expected size of each axis, or kAny
 
 // A borrowed, C-contiguous array. `types` holds the struct codes that are accepted ("f", "fe", ...).
 class Array {
 public:
-    Array(nb::handle object, const char* name, const char* types, std::initializer_list<Py_ssize_t> shape,
-          bool writable = false)
+    Array(nb::handle object, const char* name, const char* types, Dims shape, bool writable = false)
         : name_(name) {
         int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
         if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) {
@@ -50,7 +50,7 @@ public:
     template <class T> T* as() const { return static_cast<T*>(view_.buf); }
 
 private:
-    void check(const char* types, std::initializer_list<Py_ssize_t> shape) {
+    void check(const char* types, Dims shape) {
         std::string format = view_.format ? view_.format : "B";
         type_ = format.size() == 1 ? format[0] : '?';
         if (std::string(types).find(type_) == std::string::npos)
@@ -85,7 +85,7 @@ private:
 
 // The same on the heap, for arrays that are kept.
 inline std::unique_ptr<Array> keep_array(nb::handle object, const char* name, const char* types,
-                                         std::initializer_list<Py_ssize_t> shape, bool writable = false) {
+                                         Dims shape, bool writable = false) {
     return std::make_unique<Array>(object, name, types, shape, writable);
 }
 

@@ -184,7 +184,7 @@ ProjectedArrays::ProjectedArrays(nb::tuple arrays, Py_ssize_t tokens, Py_ssize_t
     : queries(arrays[0], "the queries", "f", {tokens, heads, dim}, writable),
       keys(arrays[1], "the keys", "f", {tokens, kv_heads, dim}, writable),
       values(arrays[2], "the values", "f", {tokens, kv_heads, dim}, writable) {
-    if (gated) gate.emplace(arrays[3], "the gate", "f", std::initializer_list{tokens, heads * dim}, writable);
+    if (gated) gate.emplace(arrays[3], "the gate", "f", Dims{tokens, heads * dim}, writable);
 }
 
 void AttentionPlan::check_batch(const BatchArrays& batch, const Array& keys, const Array& values) const {

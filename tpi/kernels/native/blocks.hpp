@@ -78,6 +78,7 @@ template <Format F> inline void unpack_tile(const uint8_t* tile, PanelGroup<F>& 
         unpack.template operator()<2>();
         unpack.template operator()<3>();
     }
+    if constexpr (kPaired) pair_words(to.codes[0]);
     if constexpr (by_halves(F)) {
         const HalfLines<F> lines(factors);
         for (int i = 0; i < 2; ++i) {
@@ -95,7 +96,10 @@ template <int N, class T> struct PanelSums {
     T of[N][kVectors];
 };
 
-// The products of half a group: `codes` are of its first word, x of its first inputs; `sums` are those of x.
+// True if a panel is nothing but a tile, whose codes are bytes already.
+template <Format F> constexpr bool is_tile() { return F == Format::q8 && shift_of<F>() == 0 && !kPaired; }
+
+// Add the products of half a group: `codes` are of its first word, x of its first inputs.
 template <Format F, int N>
 TPI_INLINE void dot_half(const uint8_t* codes, const int8_t* x, size_t stride, PanelSums<N, WideInt>& dots) {
     add_words<most_of<F>(), N>(codes, x, stride, dots.of);
@@ -103,6 +107,7 @@ TPI_INLINE void dot_half(const uint8_t* codes, const int8_t* x, size_t stride, P
 
 // Set dots to what makes up for the shift of the codes; `sum(t)` is the sum of the activations.
 template <Format F, int N, class Sum> TPI_INLINE void begin_dots(PanelSums<N, WideInt>& dots, const Sum& sum) {
+    static_assert(!kPaired || shift_of<F>() == 0);
     TPI_UNROLL for (int t = 0; t < N; ++t) {
         WideInt begin = wide_int(shift_of<F>() ? -shift_of<F>() * sum(t) : 0);
         TPI_UNROLL for (int v = 0; v < kVectors; ++v) dots.of[t][v] = begin;
@@ -121,12 +126,14 @@ TPI_INLINE void add_group(const PanelGroup<F>& panel, const Rounded& x, size_t t
     if constexpr (by_halves(F)) {
         begin_dots<F, N>(dots, [&](int t) { return whole[t * groups].first; });
         dot_half<F, N>(panel.codes[0], codes, x.width, dots);
+        end_words<N>(dots.of);
         TPI_UNROLL for (int v = 0; v < kVectors; ++v) {
             const Wide factor = wide_floats(panel.scale[0] + v * kWide);
             TPI_UNROLL for (int t = 0; t < N; ++t) first.of[t][v] = to_float(dots.of[t][v]) * factor;
         }
         begin_dots<F, N>(dots, [&](int t) { return whole[t * groups].second; });
         dot_half<F, N>(panel.codes[4], codes + 16, x.width, dots);
+        end_words<N>(dots.of);
         TPI_UNROLL for (int v = 0; v < kVectors; ++v) {
             const Wide factor = wide_floats(panel.scale[1] + v * kWide);
             TPI_UNROLL for (int t = 0; t < N; ++t) {
@@ -139,8 +146,9 @@ TPI_INLINE void add_group(const PanelGroup<F>& panel, const Rounded& x, size_t t
     auto both = [&](const int8_t* values) TPI_INLINED {
         dot_half<F, N>(panel.codes[0], values, x.width, dots);
         dot_half<F, N>(panel.codes[4], values + 16, x.width, dots);
+        end_words<N>(dots.of);
     };
-    if constexpr (F == Format::q8 && shift_of<F>() == 0) {  // a panel is a tile
+    if constexpr (is_tile<F>()) {
         const int8_t* values[2 * N];
         for (int t = 0; t < N; ++t) {
             values[t] = codes + t * x.width;
@@ -254,7 +262,7 @@ inline void tiled_rows_block(const Matrix& matrix, size_t first, size_t count, c
                              uint8_t* scratch, float* out, size_t stride) {
     with_tile_format(matrix.format, [&]<Format F>() {
         static_assert(sizeof(PanelScratch<F>) <= kBlockBytes);
-        if constexpr (F == Format::q8 && shift_of<F>() == 0)  // bytes already, which a panel would only copy
+        if constexpr (is_tile<F>())  // which a panel would only copy
             return tiled_rows(matrix, first, count, x, from, to, out, stride);
         constexpr size_t tile_bytes = kTileOutputs * group_bytes(F);
         size_t groups = matrix.hidden / kGroup;

@@ -85,7 +85,7 @@ void Chain::run(nb::handle x, nb::handle positions, nb::handle sequence, nb::han
     Array between(partial, "partial", "f", {length(tokens), length(hidden_)}, true);
     BatchArrays batch(positions, sequence, tables, tokens);
     std::optional<Array> ends;
-    if (!ended.is_none()) ends.emplace(ended, "ended", "lq", std::initializer_list{length(stages_.size())}, true);
+    if (!ended.is_none()) ends.emplace(ended, "ended", "lq", Dims{length(stages_.size())}, true);
     for (const Stage& stage : stages_)
         if (stage.attention) stage.attention->check_batch(batch, *stage.keys, *stage.values);
     std::vector<StepStates> states;  // of each block with states, in order

@@ -27,7 +27,7 @@ struct RoutingArrays {
     RoutingArrays(nb::handle e, nb::handle w, nb::object s, size_t tokens, size_t used, bool writable)
         : experts(e, "the experts", "i", {length(tokens), length(used)}, writable),
           weights(w, "their weights", "f", {length(tokens), length(used)}, writable) {
-        if (!s.is_none()) shared.emplace(s, "shared weights", "f", std::initializer_list{length(tokens)}, writable);
+        if (!s.is_none()) shared.emplace(s, "shared weights", "f", Dims{length(tokens)}, writable);
     }
 };
 

@@ -1,6 +1,8 @@
 #include "isa.hpp"
 
-#if defined(TPI_ARM) && defined(__linux__)
+#if defined(TPI_X86)
+#include <cpuid.h>
+#elif defined(TPI_ARM) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #elif defined(TPI_ARM) && defined(__APPLE__)
@@ -12,16 +14,28 @@ namespace tpi {
 namespace {
 
 #if defined(TPI_X86)
-bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+// Features for which Clang 14 has no name.
+bool has_f16c() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
 }
-#endif
+bool has_dpbusd_256() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
 
-#if defined(TPI_AVX512)
-bool has_avx512() {
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
+
+// True if the processor has VNNI for 256 bits, which does not need AVX-512.
+bool has_avx_vnni() {
 #if defined(TPI_EMULATE_VNNI)
     return has_avx2();  // a build for tests: the same code without the dot product instruction
+#else
+    return has_avx2() && has_dpbusd_256();
 #endif
+}
+
+bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni");
@@ -29,17 +43,21 @@ bool has_avx512() {
 #endif
 
 #if defined(TPI_ARM)
-bool has_dot_product() {
-#if defined(__linux__)
-    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
-#elif defined(__APPLE__)
+#if defined(__APPLE__)
+bool has_feature(const char* name) {
     int has = 0;
     size_t size = sizeof(has);
-    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, nullptr, 0) == 0 && has;
-#else
-    return false;
-#endif
+    return sysctlbyname(name, &has, &size, nullptr, 0) == 0 && has;
 }
+bool has_dot_product() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+bool has_matrix_product() { return has_feature("hw.optional.arm.FEAT_I8MM"); }
+#elif defined(__linux__)
+bool has_dot_product() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+bool has_matrix_product() { return has_dot_product() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM); }
+#else
+bool has_dot_product() { return false; }
+bool has_matrix_product() { return false; }
+#endif
 #endif
 
 }  // namespace
@@ -47,12 +65,12 @@ bool has_dot_product() {
 std::vector<const Kernels*> available_kernels() {
     std::vector<const Kernels*> found;
 #if defined(TPI_X86)
-#if defined(TPI_AVX512)
     if (has_avx512()) found.push_back(&kAvx512Kernels);
-#endif
+    if (has_avx_vnni()) found.push_back(&kAvxVnniKernels);
     if (has_avx2()) found.push_back(&kAvx2Kernels);
 #endif
 #if defined(TPI_ARM)
+    if (has_matrix_product()) found.push_back(&kNeonI8mmKernels);
     if (has_dot_product()) found.push_back(&kNeonDotprodKernels);
     found.push_back(&kNeonKernels);  // every aarch64 processor has NEON
 #endif

@@ -32,13 +32,13 @@ struct Kernels {
 extern const Kernels kScalarKernels;
 #if defined(TPI_X86)
 extern const Kernels kAvx2Kernels;
-#endif
-#if defined(TPI_AVX512)
+extern const Kernels kAvxVnniKernels;
 extern const Kernels kAvx512Kernels;
 #endif
 #if defined(TPI_ARM)
 extern const Kernels kNeonKernels;
 extern const Kernels kNeonDotprodKernels;
+extern const Kernels kNeonI8mmKernels;
 #endif
 
 // The supported instruction sets, the best first.

@@ -68,7 +68,7 @@ void RecurrentPlan::run(nb::handle data, nb::handle x, nb::handle states, nb::ha
     StepStates step = place(*held_states, sequence, slots, input.tokens());
     Array result(out, "out", "f", {length(input.tokens()), length(hidden())}, true);
     std::optional<Array> sums;
-    if (!squares.is_none()) sums.emplace(squares, "squares", "f", std::initializer_list{length(input.tokens())}, true);
+    if (!squares.is_none()) sums.emplace(squares, "squares", "f", Dims{length(input.tokens())}, true);
     if (empty() || !result.total()) {
         if (sums) zero(*sums);
         return zero(result);

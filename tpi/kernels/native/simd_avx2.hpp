@@ -1,5 +1,5 @@
 // Eight lanes in AVX2, FMA and F16C; with VNNI if the including source is compiled for it. The names are those of
-// simd_scalar.hpp.
+// simd_scalar.hpp. All integer products are exact, so AVX-VNNI gives the bits of AVX2.
 #pragma once
 
 #include <immintrin.h>
@@ -13,13 +13,15 @@ namespace tpi {
 namespace {
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-#define TPI_VNNI
-#endif
-
-#if defined(TPI_VNNI) || defined(TPI_EMULATE_VNNI)
+#define TPI_WIDE
 constexpr const char* kIsaName = "avx512";
+#elif defined(__AVXVNNI__) || defined(TPI_EMULATE_VNNI)
+constexpr const char* kIsaName = "avx_vnni";
 #else
 constexpr const char* kIsaName = "avx2";
+#endif
+#if defined(TPI_WIDE) || defined(__AVXVNNI__) || defined(TPI_EMULATE_VNNI)
+#define TPI_VNNI
 #endif
 
 struct F8 { __m256 v; };
@@ -101,14 +103,21 @@ inline __m256i pairs_to_quads(__m256i pairs) { return _mm256_madd_epi16(pairs, _
 
 // total += sums of four products, unsigned code times signed activation, in every 32-bit lane
 inline __m256i dot_quads(__m256i total, __m256i codes, __m256i x) {
-#if defined(TPI_VNNI)
+#if defined(TPI_WIDE)
     return _mm256_dpbusd_epi32(total, codes, x);
+#elif defined(__AVXVNNI__)
+    return _mm256_dpbusd_avx_epi32(total, codes, x);
+#elif defined(TPI_EMULATE_VNNI)
+    __m256i even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(255)),
+                                     _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+    __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), _mm256_srai_epi16(x, 8));
+    return _mm256_add_epi32(total, _mm256_add_epi32(even, odd));
 #else
     return _mm256_add_epi32(total, pairs_to_quads(_mm256_maddubs_epi16(codes, x)));
 #endif
 }
 
-#if defined(TPI_VNNI) || defined(TPI_EMULATE_VNNI)
+#if defined(TPI_VNNI)
 
 template <int N> inline void tile_q4(const uint8_t* codes, const int8_t* const* x, I8* out) {
     const __m256i low = _mm256_set1_epi8(15);
@@ -196,7 +205,23 @@ inline I8 dot_pairs(I8 total, Pairs a, const int16_t* x) {
 }
 inline I8 splat_int(int32_t value) { return {_mm256_set1_epi32(value)}; }
 
-#if !defined(TPI_VNNI)
+#if defined(TPI_VNNI)
+
+constexpr int kMostSpread = 255;  // numbers of a code book with at most this range can become codes without a sign
+
+#if !defined(TPI_WIDE)
+// out[t] += products of 16 inputs: codes without a sign, four words of 4 bytes for each output, and x[t * stride].
+template <int Most, int N> TPI_INLINE void add_words(const uint8_t* codes, const int8_t* x, size_t stride, I8 (*out)[1]) {
+    static_assert(Most > 0);
+    TPI_UNROLL for (int word = 0; word < 4; ++word) {
+        const __m256i some = load32(codes + 32 * word);
+        TPI_UNROLL for (int t = 0; t < N; ++t)
+            out[t][0].v = dot_quads(out[t][0].v, some, splat_quad(x + t * stride + 4 * word));
+    }
+}
+#endif
+
+#else
 
 constexpr int kMostSpread = 129;  // 16 bits hold the sum of two products
 

@@ -1,5 +1,6 @@
 // Eight lanes in two NEON registers. The names are those of simd_scalar.hpp. With TPI_DOTPROD the integer products use
-// the dot product of ARMv8.2; without it, instructions that every aarch64 processor has. Both give the same integers.
+// the dot product of ARMv8.2; without it, instructions that every aarch64 processor has. With TPI_I8MM those of many
+// tokens use the matrix product of ARMv8.6. All give the same integers, so the results have the same bits.
 #pragma once
 
 #include <arm_neon.h>
@@ -12,7 +13,10 @@
 namespace tpi {
 namespace {
 
-#if defined(TPI_DOTPROD)
+#if defined(TPI_I8MM)
+#define TPI_DOTPROD
+constexpr const char* kIsaName = "neon_i8mm";
+#elif defined(TPI_DOTPROD)
 constexpr const char* kIsaName = "neon_dotprod";
 #else
 constexpr const char* kIsaName = "neon";
@@ -208,6 +212,60 @@ inline I8 splat_int(int32_t value) { return {vdupq_n_s32(value), vdupq_n_s32(val
 
 constexpr int kMostSpread = 0;
 
+#if defined(TPI_I8MM)
+
+constexpr bool kPaired = true;
+
+// Reorder the words of a panel's group, 32 bytes each: a register then holds 8 inputs of two outputs.
+inline void pair_words(uint8_t* codes) {
+    for (uint8_t* p = codes; p < codes + 256; p += 64) {
+        int32x4_t word[4];
+        for (int i = 0; i < 4; ++i) word[i] = vreinterpretq_s32_u8(vld1q_u8(p + 16 * i));
+        for (int i = 0; i < 2; ++i) {
+            vst1q_u8(p + 32 * i, vreinterpretq_u8_s32(vzip1q_s32(word[i], word[i + 2])));
+            vst1q_u8(p + 32 * i + 16, vreinterpretq_u8_s32(vzip2q_s32(word[i], word[i + 2])));
+        }
+    }
+}
+
+// Multiply with two tokens at a time: the lanes of each sum are then two outputs of two tokens, until `end_words`.
+template <int Most, int N> TPI_INLINE void add_words(const uint8_t* codes, const int8_t* x, size_t stride, I8 (*out)[1]) {
+    int8x16_t word[8];
+    TPI_UNROLL for (int i = 0; i < 8; ++i) word[i] = vreinterpretq_s8_u8(vld1q_u8(codes + 16 * i));
+    if constexpr (N == 1) {
+        int64x2_t inputs = vreinterpretq_s64_s8(vld1q_s8(x));
+        int8x16_t low = vreinterpretq_s8_s64(vdupq_laneq_s64(inputs, 0));
+        int8x16_t high = vreinterpretq_s8_s64(vdupq_laneq_s64(inputs, 1));
+        int32x4_t of[4];  // two sums of each output
+        TPI_UNROLL for (int i = 0; i < 4; ++i) of[i] = dot(dot(vdupq_n_s32(0), word[i], low), word[i + 4], high);
+        out[0][0].a = vaddq_s32(out[0][0].a, vpaddq_s32(of[0], of[1]));
+        out[0][0].b = vaddq_s32(out[0][0].b, vpaddq_s32(of[2], of[3]));
+    } else {
+        static_assert(N % 2 == 0);
+        TPI_UNROLL for (int t = 0; t < N; t += 2) {
+            int64x2_t first = vreinterpretq_s64_s8(vld1q_s8(x + t * stride));
+            int64x2_t second = vreinterpretq_s64_s8(vld1q_s8(x + (t + 1) * stride));
+            int8x16_t low = vreinterpretq_s8_s64(vzip1q_s64(first, second));
+            int8x16_t high = vreinterpretq_s8_s64(vzip2q_s64(first, second));
+            int32x4_t* of[4] = {&out[t][0].a, &out[t][0].b, &out[t + 1][0].a, &out[t + 1][0].b};
+            TPI_UNROLL for (int i = 0; i < 4; ++i)
+                *of[i] = vmmlaq_s32(vmmlaq_s32(*of[i], word[i], low), word[i + 4], high);
+        }
+    }
+}
+
+// Give each token its sums.
+template <int N> TPI_INLINE void end_words(I8 (*out)[1]) {
+    if constexpr (N > 1)
+        TPI_UNROLL for (int t = 0; t < N; t += 2) {
+            I8 low = out[t][0], high = out[t + 1][0];
+            out[t][0] = {vuzp1q_s32(low.a, low.b), vuzp1q_s32(high.a, high.b)};
+            out[t + 1][0] = {vuzp2q_s32(low.a, low.b), vuzp2q_s32(high.a, high.b)};
+        }
+}
+
+#else
+
 template <int Most, int N> TPI_INLINE void add_words(const uint8_t* codes, const int8_t* x, size_t stride, I8 (*out)[1]) {
     int8x16_t word[8];
     TPI_UNROLL for (int i = 0; i < 8; ++i) word[i] = vreinterpretq_s8_u8(vld1q_u8(codes + 16 * i));
@@ -219,6 +277,8 @@ template <int Most, int N> TPI_INLINE void add_words(const uint8_t* codes, const
         dot_word<3>(out[t][0], word[6], word[7], inputs);
     }
 }
+
+#endif
 
 inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
     uint8x16_t both = vld1q_u8(codes);

@@ -1,4 +1,4 @@
-// The widest vectors of floats, for reading keys and values: sixteen lanes in AVX-512, else F8.
+// The widest vectors, for keys, values and products of many tokens: sixteen lanes in AVX-512, else eight.
 #pragma once
 
 #include "elementwise.hpp"
@@ -6,13 +6,12 @@
 namespace tpi {
 namespace {
 
-#if defined(TPI_VNNI)
+#if defined(TPI_WIDE)
 
 struct Wide { __m512 v; };
 struct WideInt { __m512i v; };
 constexpr size_t kWide = 16;      // lanes
 constexpr int kVectors = 2;       // of outputs, which share each load of activations
-constexpr int kMostSpread = 255;  // numbers of a code book with at most this range can become codes without a sign
 
 inline Wide operator+(Wide a, Wide b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Wide operator*(Wide a, Wide b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -75,6 +74,12 @@ inline Wide wide_int8(const void* p) { return load_int8(p); }
 inline Wide wide_half(const void* p) { return splat_half(p); }
 inline WideInt wide_int(int32_t value) { return splat_int(value); }
 
+#endif
+
+#if !defined(TPI_I8MM)  // no instruction that multiplies pairs of tokens
+constexpr bool kPaired = false;
+inline void pair_words(uint8_t*) {}
+template <int N> TPI_INLINE void end_words(WideInt (*)[kVectors]) {}
 #endif
 
 }  // namespace

@@ -1,10 +1,20 @@
-"""A chain of blocks for kernels without a faster way than one block after the other."""
+"""A chain that computes one block after the other, and the test whether an accelerator can do better."""
 
 from collections.abc import Sequence
 
 from tpi.kernels import Kernels
-from tpi.kernels.spec import F32, I64, Batch, ChainBlock, ExpertsSpec, FfnSpec, RecurrentSpec
+from tpi.kernels.heads import is_plain
+from tpi.kernels.spec import F32, I64, AttentionSpec, Batch, ChainBlock, ExpertsSpec, FfnSpec, RecurrentSpec
 from tpi.trace import clock
+
+
+def plain_blocks(blocks: Sequence[ChainBlock]) -> bool:
+    """Return True if an accelerator can compute all of `blocks` by itself: plain attention, dense feed-forward."""
+    return all(
+        (is_plain(block.spec) if isinstance(block.spec, AttentionSpec) else isinstance(block.spec, FfnSpec))
+        and not (block.residual.stacked or block.residual.spread or block.residual.per_layer)
+        for block in blocks
+    )
 
 
 class PlainChain:

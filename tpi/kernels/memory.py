@@ -32,10 +32,12 @@ def card_memory_need(
     The memory holds a block's input, its rounded copy, and the largest of these sets of buffers, in float32 unless
     rounded:
 
-    - q, k and v as products and as heads;
+    - the hidden states of a chain, and q, k and v as products and as heads;
     - the heads, their partial mixtures of values, and the mixture;
     - the heads, the mixture, its rounding, and the output;
     - gate, up, the rounding of their product, and the output.
+
+    A chain does not hold a block's input any more when it holds the output and the hidden states.
 
     `tpi.devices.opencl.compute` has the code. `context` is the longest context in tokens, `vectors` the bytes of the
     blocks' vectors.
@@ -45,7 +47,7 @@ def card_memory_need(
     finished, mixing = 4 * (query + 2 * kv), 4 * heads * (config.head_dim + 2)
     spread = 4 * (query + kv)  # of keys in q4, and of their queries
     attended = (
-        2 * finished,
+        4 * hidden + 2 * finished,
         finished + spread + mixing + 4 * query,
         finished + 4 * query + _rounded(query, runs) + 4 * hidden,
     )

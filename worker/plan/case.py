@@ -245,7 +245,7 @@ class Case:
 def _chains(plan: NodePlan) -> bool:
     """Return True if an accelerator can compute all blocks of the node as a chain: no sums of nodes are between them.
 
-    It can compute plain attention and dense feed-forward blocks (`tpi.devices.cuda.chain`).
+    It can compute plain attention and dense feed-forward blocks (`tpi.kernels.chain.plain_blocks`).
     """
     config = plan.config
     return (

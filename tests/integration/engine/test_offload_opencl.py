@@ -14,6 +14,7 @@ from tests.support.kernels.pairwise import pairwise
 from tpi.config import Format
 from tpi.devices.base import shares_memory
 from tpi.devices.opencl.card import OpenClCard
+from tpi.devices.opencl.compute.chain import OpenClChain
 from tpi.devices.options import KvPlace, OffloadOptions, Pipelining, Weights
 from tpi.devices.pages import round_up
 from tpi.kernels.kv import KvDtype
@@ -67,6 +68,29 @@ def test_a_ring_is_of_buffers_that_the_driver_gives(
         assert offload is not None
         assert offload.ring_bytes(1) > largest
         assert answers(deployment, asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "batch"), [("llama", "f32", 3), ("gemma2", "q4", 1), ("exaone4", "f32", 2), ("qwen3", "q8", 8)]
+)
+def test_a_chain_and_the_head_on_the_device_answer_as_the_host_does(
+    family: str, dtype: str, batch: int, tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    """Hidden states stay on the device from the first block to the head, in steps of one and of several requests."""
+    pack = tiny_pack(family, dtype)
+    asked = prompts(pack.config.vocab, batch, seed=6)
+    small: dict[str, Any] = {"context": 64, "pool": 16}
+    with closing(in_process_deployment(pack, [1], tmp_path / "host", **small)) as deployment:
+        expected = answers(deployment, asked)
+    options = OffloadOptions("gpu", "gpu", "performance", 1)
+    with (
+        opencl_device() as device,
+        offloaded(pack, tmp_path / "card", {0: device}, options, follow=1e-5, **small) as deployment,
+    ):
+        assert answers(deployment, asked) == expected
+        assert [type(chain) for chain in deployment.node.loop._chains.values()] == [OpenClChain]
+        assert deployment.node.offload is not None
+        assert shares_memory(device) or deployment.node.offload.head_bytes > 0
 
 
 @pytest.mark.parametrize(("dtype", "weights", "kv", "pipeline", "batch", "crossover", "kv_dtype"), CASES)

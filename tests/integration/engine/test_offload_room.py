@@ -51,25 +51,29 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pack]:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "limit", "weights", "kv", "pipeline"),
+    ("dtype", "limit", "weights", "kv", "pipeline", "follow"),
     [
-        ("q4", 2 * MIB, "ram", "ram", "memory"),
-        ("q4", 3 * MIB, "auto", "auto", "performance"),
-        ("q8", 6 * MIB, "gpu", "gpu", "auto"),
+        ("q4", 2 * MIB, "ram", "ram", "memory", None),
+        ("q4", 3 * MIB, "auto", "auto", "performance", None),
+        ("q8", 6 * MIB, "gpu", "gpu", "auto", None),
+        ("q8", 6 * MIB, "gpu", "gpu", "auto", 1e-5),
     ],
 )
 def test_memory_use_is_within_the_limit_and_as_planned(
-    dtype: str, limit: int, weights: Weights, kv: KvPlace, pipeline: Pipelining, packed: Callable[[str], Pack],
-    tmp_path: Path,
+    dtype: str, limit: int, weights: Weights, kv: KvPlace, pipeline: Pipelining, follow: float | None,
+    packed: Callable[[str], Pack], tmp_path: Path,
 ) -> None:  # fmt: skip
+    """With `follow`, the device computes a chain, and the head."""
     pack, options = packed(dtype), OffloadOptions(weights, kv, pipeline, 1)
     with (
         opencl_device(limit) as device,
-        offloaded(pack, tmp_path, {0: device}, options, chunk=512, context=CONTEXT, pool=8) as deployment,
+        offloaded(
+            pack, tmp_path, {0: device}, options, follow=follow, chunk=512, context=CONTEXT, pool=8
+        ) as deployment,
     ):
         most = most_used(device, Engine(deployment))
         assert most <= limit
-        assert planned(pack, limit, options) == pytest.approx(most, rel=0.1)
+        assert planned(pack, limit, options, follow) == pytest.approx(most, rel=0.1)
 
 
 def most_used(device: OpenClDevice, engine: Engine) -> int:
@@ -83,10 +87,10 @@ def most_used(device: OpenClDevice, engine: Engine) -> int:
     return most
 
 
-def planned(pack: Pack, limit: int, options: OffloadOptions) -> int:
+def planned(pack: Pack, limit: int, options: OffloadOptions, follow: float | None) -> int:
     """Return the accelerator's memory as `tpi plan` predicts it."""
     shape = model_shape(str(pack.path), "auto", pack.path, 1 << 33)
-    machine = replace(LAPTOP, accelerator=replace(laptop_gpu(), memory=limit))
+    machine = replace(LAPTOP, accelerator=replace(laptop_gpu(), memory=limit, follow=follow))
     request = request_of(shape.config, None, None, 1, CONTEXT)
     case = planning_case(shape, machine, request, options)
     return PlanReport.of(shape, PlannedNode(machine, "as a laptop"), case).peaks.accelerator.total

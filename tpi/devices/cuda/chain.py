@@ -19,7 +19,6 @@ from tpi.devices.cuda.backend import RecordingStream, Tensor, power
 from tpi.devices.cuda.blocks import SpecVectors, attend, feed_forward, norm, output, project
 from tpi.devices.cuda.memory import CardMemory
 from tpi.kernels.arithmetic import check_input
-from tpi.kernels.heads import is_plain
 from tpi.kernels.spec import F32, I32, I64, PAGE_TOKENS, AttentionSpec, Batch, ChainBlock, FfnSpec, Residual
 from tpi.trace import clock
 
@@ -30,15 +29,6 @@ Shape = tuple[int, int, int, int]
 """Tokens, sequences, and entries of a page table of a step, and pages that its tokens attend to at most."""
 Step = Callable[[Tensor, CardBatch], Tensor]
 """Computes one block with its residual connection: the hidden states before it, and those after it."""
-
-
-def chains(blocks: Sequence[ChainBlock]) -> bool:
-    """Return True if a card computes all of `blocks` by itself: plain attention and dense feed-forward networks."""
-    return all(
-        (is_plain(block.spec) if isinstance(block.spec, AttentionSpec) else isinstance(block.spec, FfnSpec))
-        and not (block.residual.stacked or block.residual.spread or block.residual.per_layer)
-        for block in blocks
-    )
 
 
 @dataclass
@@ -63,7 +53,7 @@ class CudaChain:
         lane: RecordingStream,
         working: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Create the chain; `blocks` must satisfy `chains`.
+        """Create the chain; `blocks` must satisfy `tpi.kernels.chain.plain_blocks`.
 
         Args:
             blocks: the blocks in order of use.

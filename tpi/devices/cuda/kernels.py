@@ -17,7 +17,7 @@ from tpi.devices.cuda.activations import Activations, CudaPrepared, to_host
 from tpi.devices.cuda.attention import CardBatch
 from tpi.devices.cuda.backend import Tensor, TorchBackend
 from tpi.devices.cuda.blocks import SpecVectors, attend, feed_forward, norm, output, project
-from tpi.devices.cuda.chain import CudaChain, chains
+from tpi.devices.cuda.chain import CudaChain
 from tpi.devices.cuda.matrix import matrix
 from tpi.devices.cuda.memory import CardMemory
 from tpi.devices.cuda.products import decode, multiply
@@ -26,7 +26,7 @@ from tpi.devices.failures import close_all, explained
 from tpi.errors import KernelError
 from tpi.kernels import Chain
 from tpi.kernels.arithmetic import add_residual, check_input
-from tpi.kernels.chain import PlainChain
+from tpi.kernels.chain import PlainChain, plain_blocks
 from tpi.kernels.heads import attention_in_steps, is_plain, projected_on_host
 from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host, pieces_by_ffn
 from tpi.kernels.recurrent.states import refused
@@ -169,7 +169,7 @@ class CudaKernels:
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> Chain:
         """Return a chain that runs `blocks` in order; hidden states stay on the card if it can compute all blocks."""
-        if not chains(blocks):
+        if not plain_blocks(blocks):
             return PlainChain(self, blocks)
         with self._working():
             return CudaChain(blocks, self._memory, self._vectors, self._lane, self._working)

@@ -107,6 +107,10 @@ class OpenClCard:
             opencl().enqueue_copy(self._queue, out, taken.buffer, is_blocking=True)
         return out
 
+    def finish(self) -> None:
+        """Wait for all queued work."""
+        self._queue.finish()
+
     def located(self, array: Array) -> tuple[Any, np.uint64]:
         """Return a kernel's arguments for an array of the device: its buffer, and its offset in that."""
         if not array.size:

@@ -1,5 +1,7 @@
 """Norms, rounding, tables and chains on an OpenCL device against the reference."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from tpi.devices.opencl.compute.activations import Form, OpenClPrepared
 from tpi.devices.opencl.device import OpenClDevice
 from tpi.errors import DeviceError, KernelError
 from tpi.kernels.arithmetic import round_activations
+from tpi.kernels.chain import PlainChain
 from tpi.kernels.spec import ChainBlock, NormSpec, Residual
 from tpi.pack.layout import Layout, Part
 
@@ -70,26 +73,26 @@ def test_gather_and_dequantise(card: OpenClDevice, format: Format, layout: Layou
 
 
 def test_a_chain_is_its_blocks_in_order(card: OpenClDevice) -> None:
+    """Two steps of one chain, with each form of residual connection; the second step reads what the first wrote."""
     random = np.random.default_rng(5)
     first = attention_case(random, head_dim=32, lengths=((4, 3),))
     second = ffn_case(random, tokens=3)
-    residuals = Residual(normal(random, 64)), Residual(normal(random, 64), norm_spec(random, "rms", 64))
+    bias, norm = normal(random, 64), norm_spec(random, "rms", 64)
+    residuals = (Residual(bias), Residual(bias, norm), Residual(None, norm, 0.5), Residual())
     keys, values = first.kv.keys[0], first.kv.values[0]
     blocks = [ChainBlock(first.spec, first.data, residuals[0], keys, values)]
-    blocks.append(ChainBlock(second.spec, second.data, residuals[1]))
+    blocks += [ChainBlock(second.spec, second.data, each) for each in residuals[1:]]
     with pytest.raises(DeviceError, match="weights must lie"):
         card.kernels.open_chain(blocks)
-    ended = np.zeros(2, np.int64)
+    ended = np.zeros(len(blocks), np.int64)
     with holding(card, first.data, second.data, keys, values) as (one, other, held_keys, held_values):
-        chain = card.kernels.open_chain(
-            [
-                ChainBlock(first.spec, one, residuals[0], held_keys, held_values),
-                ChainBlock(second.spec, other, residuals[1]),
-            ]
-        )
-        actual = chain.run(first.x, first.batch, ended)
-    assert 0 < ended[0] <= ended[1]
-    assert_close(actual, reference_kernels.open_chain(blocks).run(first.x, first.batch), 1e-5)
+        there = [replace(block, data=other) for block in blocks]
+        there[0] = replace(blocks[0], data=one, keys=held_keys, values=held_values)
+        chain, expected = card.kernels.open_chain(there), reference_kernels.open_chain(blocks)
+        assert not isinstance(chain, PlainChain)
+        for lap in (None, ended):
+            assert_close(chain.run(first.x, first.batch, lap), expected.run(first.x, first.batch), 1e-5)
+    assert 0 < ended[0] <= ended[1] <= ended[2] <= ended[3]
 
 
 def test_it_says_what_it_is_and_reads(card: OpenClDevice) -> None:

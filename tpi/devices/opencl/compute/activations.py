@@ -112,10 +112,10 @@ def upload_norm(card: OpenClCard, norm: NormSpec) -> NormVectors:
     return NormVectors(card.upload(norm.weight), None if norm.bias is None else card.upload(norm.bias))
 
 
-def normed(card: OpenClCard, norm: NormSpec, vectors: NormVectors, x: F32) -> Any:
-    """Return a buffer with the norm of `x`, `[tokens, hidden]`."""
-    tokens, hidden = x.shape
+def normed(card: OpenClCard, norm: NormSpec, vectors: NormVectors, x: Any, tokens: int) -> Any:
+    """Return a buffer with the norm of `x`, a buffer of float32 `[tokens, hidden]`."""
+    hidden = len(norm.weight)
     out, kind = card.empty(tokens, hidden), norm.kind == "layer"
-    given = (card.upload(x), vectors.weight, vectors.bias, kind, float(norm.eps), hidden, out)
+    given = (x, vectors.weight, vectors.bias, kind, float(norm.eps), hidden, out)
     card.launch(NORMS, "norm", [tokens], *given)
     return out

@@ -26,13 +26,22 @@ class FeedForwardBlock:
 
     def run(self, spec: FfnSpec, data: U8, x: CardActivations, active: I32 | None) -> Any:
         """Return a buffer with the output, `[tokens, hidden]`; `active` lists the neurons to use (None: all)."""
+        listed = None if active is None else self._card.upload(active)
+        return self.output(spec, data, self.inner(spec, data, x, listed, active), listed)
+
+    def inner(
+        self, spec: FfnSpec, data: U8, x: CardActivations, listed: Any = None, active: I32 | None = None
+    ) -> CardActivations:
+        """Return the neurons' values, `[tokens, neurons]`; `listed` is `active` in a buffer, or None."""
         card, run = self._card, spec.neuron
         count = run.units * run.width if active is None else len(active)
-        listed = None if active is None else card.upload(active)
         up = rows(card, matrix_of(card, run, "up", data), x, listed, count)
         gate = rows(card, matrix_of(card, run, "gate", data), x, listed, count) if spec.gated else None
         biases = (self._gate_bias, self._up_bias)
         kind, work = (_NUMBERS[spec.activation], float(spec.threshold)), [-(-count * x.tokens // LANES)]
         card.launch(_ELEMENTWISE, "activate", work, gate, up, *biases, listed, count, x.tokens, *kind)
-        inner = CardActivations(card, up, x.tokens, count)
-        return columns(card, matrix_of(card, run, "down", data), inner, listed, count)
+        return CardActivations(card, up, x.tokens, count)
+
+    def output(self, spec: FfnSpec, data: U8, inner: CardActivations, listed: Any = None) -> Any:
+        """Return a buffer with the output, `[tokens, hidden]`, of the values that `inner` returned."""
+        return columns(self._card, matrix_of(self._card, spec.neuron, "down", data), inner, listed, inner.width)

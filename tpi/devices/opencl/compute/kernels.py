@@ -14,12 +14,13 @@ from tpi.devices.checks import check_active, check_caches, check_heads, check_po
 from tpi.devices.opencl.card import LANES, OpenClCard
 from tpi.devices.opencl.compute.activations import CardActivations, OpenClPrepared
 from tpi.devices.opencl.compute.attention import HeadBuffers
+from tpi.devices.opencl.compute.chain import OpenClChain
 from tpi.devices.opencl.compute.products import PackedPart, matrix_of, rows
 from tpi.devices.opencl.compute.speccache import SpecCache
 from tpi.devices.opencl.programs import Program
 from tpi.kernels import Chain
 from tpi.kernels.arithmetic import add_residual, check_data, check_input
-from tpi.kernels.chain import PlainChain
+from tpi.kernels.chain import PlainChain, plain_blocks
 from tpi.kernels.heads import attention_in_steps, is_plain, projected_on_host
 from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host, pieces_by_ffn
 from tpi.kernels.recurrent.states import refused
@@ -98,7 +99,7 @@ class OpenClKernels:
         """Return the norm of the hidden states `x`, float32 `[tokens, hidden]`."""
         check_input(x, len(norm.weight))
         with self._card.working():
-            return self._card.download(self._kept.normed(norm, x), *x.shape)
+            return self._card.download(self._kept.norm(norm, self._card.upload(x), len(x)), *x.shape)
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> OpenClPrepared:
         """Return the norm of the input `x` on this device, in the form that the block's segments use.
@@ -165,8 +166,7 @@ class OpenClKernels:
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """Return a segment's partial sum of a feed-forward block, float32 `[tokens, hidden]`."""
-        self._memory.check("weights", data)
-        check_data(data, spec.neuron.units * spec.neuron.unit_bytes)
+        self._check_neurons(spec, data)
         check_active(spec.neuron, active)
         with self._card.working():
             out = self._kept.feed_forward(spec).run(spec, data, self._kept.normed_input(spec, x), active)
@@ -189,10 +189,15 @@ class OpenClKernels:
         return add_residual(residual, x, total)
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> Chain:
-        """Return a chain that runs `blocks` one after the other."""
+        """Return a chain that runs `blocks` in order; hidden states stay on the device if it can compute all blocks."""
+        if not plain_blocks(blocks):
+            for block in blocks:
+                self._memory.check("weights", block.data)
+            return PlainChain(self, blocks)
         for block in blocks:
-            self._memory.check("weights", block.data)
-        return PlainChain(self, blocks)
+            self._check_block(block)
+        with self._card.working():
+            return OpenClChain(self._card, self._kept, blocks)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
         """Return the products of `x` with each row of a table, float32 `[tokens, units * width]`."""
@@ -216,6 +221,16 @@ class OpenClKernels:
         with self._card.working():
             return decode(self._card, matrix_of(self._card, run, part, data))
 
+    def _check_block(self, block: ChainBlock) -> None:
+        if isinstance(block.spec, FfnSpec):
+            self._check_neurons(block.spec, block.data)
+            return
+        assert isinstance(block.spec, AttentionSpec)
+        assert block.keys is not None
+        assert block.values is not None
+        self._check_weights(block.spec, block.data)
+        self._check_caches(block.spec, block.keys, block.values)
+
     def _check_caches(self, spec: AttentionSpec, keys: KvArray, values: KvArray) -> None:
         for cache in (keys, values):
             self._memory.check("the caches", cache)
@@ -224,6 +239,10 @@ class OpenClKernels:
     def _check_weights(self, spec: AttentionSpec, data: U8) -> None:
         self._memory.check("weights", data)
         check_data(data, spec.query.units * spec.query.unit_bytes + spec.kv.units * spec.kv.unit_bytes)
+
+    def _check_neurons(self, spec: FfnSpec, data: U8) -> None:
+        self._memory.check("weights", data)
+        check_data(data, spec.neuron.units * spec.neuron.unit_bytes)
 
     def _check_run(self, run: RunLayout, data: U8) -> None:
         self._memory.check("weights", data)

@@ -20,7 +20,7 @@ from tpi.devices.opencl.compute.feed_forward import FeedForwardBlock
 from tpi.devices.opencl.compute.tables import AttentionStep, step_of
 from tpi.errors import KernelError
 from tpi.kernels.arithmetic import check_input
-from tpi.kernels.spec import F32, AttentionSpec, Batch, BlockSpec, FfnSpec, Input, NormSpec, Prepared
+from tpi.kernels.spec import AttentionSpec, Batch, BlockSpec, FfnSpec, Input, NormSpec, Prepared
 from tpi.pack.layout import RunLayout
 
 
@@ -61,13 +61,13 @@ class SpecCache:
             steps[key] = step_of(self._card, spec, batch)
         return steps[key]
 
-    def normed(self, norm: NormSpec, x: F32) -> Any:
-        """Return a buffer with the norm of `x`, `[tokens, hidden]`."""
+    def norm(self, norm: NormSpec, x: Any, tokens: int) -> Any:
+        """Return a buffer with the norm of `x`, a buffer of float32 `[tokens, hidden]`; `x` itself without a norm."""
         if norm.kind == "none":
-            return self._card.upload(x)
+            return x
         if norm not in self._norms:
             self._norms[norm] = upload_norm(self._card, norm)
-        return normed(self._card, norm, self._norms[norm], x)
+        return normed(self._card, norm, self._norms[norm], x, tokens)
 
     def normed_input(self, spec: BlockSpec, x: Input) -> CardActivations:
         """Return a block's normalised input on the card.
@@ -77,7 +77,7 @@ class SpecCache:
         """
         if isinstance(x, np.ndarray):
             tokens = check_input(x, spec.hidden)
-            return CardActivations(self._card, self.normed(spec.norm, x), tokens, spec.hidden)
+            return CardActivations(self._card, self.norm(spec.norm, self._card.upload(x), tokens), tokens, spec.hidden)
         if not self._own(x):
             raise KernelError("this input was prepared by other kernels; call prepare() of these kernels")
         assert isinstance(x, OpenClPrepared)

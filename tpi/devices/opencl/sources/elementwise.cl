@@ -1,4 +1,4 @@
-// The activation between the products of a feed-forward block, and plain reading of weights.
+// The activation between the products of a feed-forward block, residual connections, and plain reading of weights.
 #define SILU 0
 #define GELU 1
 #define GELU_TANH 2
@@ -28,6 +28,14 @@ KERNEL activate(Floats gate, global float *up, Floats gate_bias, Floats up_bias,
     if (!gate || activation == DRELU) value = activated(value, activation, threshold);
     if (gate) value *= activated(gate[at] + (gate_bias ? gate_bias[neuron] : 0.0f), activation, threshold);
     up[at] = value;
+}
+
+// Set `out` to (first + (second + bias)) * scale, all [tokens, width] but `bias`, [width]; null stands for zeros.
+KERNEL add(Floats first, Floats second, Floats bias, int width, int tokens, float scale, global float *out) {
+    int at = get_global_id(0);
+    if (at >= width * tokens) return;
+    float value = bias ? second[at] + bias[at % width] : second[at];
+    out[at] = (first ? first[at] + value : value) * scale;
 }
 
 // Every work-item reads every global-size-th 16 bytes; `out` prevents the compiler from removing the reads.

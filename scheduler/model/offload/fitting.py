@@ -146,16 +146,12 @@ def largest_neighbours(mask: Mask, sizes: I64, count: int) -> I64:
 
     This is `scheduler.model.ring.neighbours` for many candidates at once.
     """
-    twice, rows = np.concatenate([mask, mask]), 2 * len(mask)
-    last = np.maximum.accumulate(np.where(twice, np.arange(rows)[:, None], 0), axis=0)
-    before = np.concatenate([last[:1], last[:-1]])
-    around = np.broadcast_to(np.concatenate([sizes, sizes]), twice.shape)
-    at, found = np.broadcast_to(np.arange(rows)[:, None], twice.shape), around.copy()
-    for _ in range(count - 1):
-        at = np.take_along_axis(before, at, axis=0)
-        found += np.take_along_axis(around, at, axis=0)
-    most: I64 = np.where(twice, found, 0)[len(mask) :].max(axis=0)
-    everything: I64 = np.where(mask, sizes, 0).sum(axis=0)
+    around = np.where(mask, sizes, 0)
+    last, most = [np.zeros(mask.shape[1], np.int64)] * count, np.zeros(mask.shape[1], np.int64)
+    for row, size in [*zip(mask, around, strict=True)] * 2:  # twice, for the last segments precede the first ones
+        last = [np.where(row, new, old) for new, old in zip([size, *last], last, strict=False)]
+        most = np.maximum(most, sum(last))
+    everything: I64 = around.sum(axis=0)
     return np.minimum(most, everything)
 
 

@@ -13,7 +13,7 @@ from tpi.errors import ModelError
 from tpi.families.table import FAMILIES
 from tpi.pack.builder.build import open_source
 
-DRAWS = 1680
+DRAWS = 900
 FURTHER = (
     *(f"{name}.bias" for name in ("attn_q", "attn_output", "attn_qkv", "ffn_gate", "ffn_up", "ffn_down")),
     "output.weight", "rope_freqs.weight", "rope_factors_short.weight",
@@ -37,11 +37,11 @@ def test_random_metadata(tmp_path: Path) -> None:
     tally = run(range(DRAWS), tmp_path)
     assert not tally.wrong
     assert tally.ran.total() >= DRAWS // 2
-    assert all(tally.ran[name] >= 20 for name in NAMES), tally.ran
-    rare = {key: tally.varied[key] for key in KEYS if tally.varied[key] < 20}
+    assert all(tally.ran[name] >= 10 for name in NAMES), tally.ran
+    rare = {key: tally.varied[key] for key in KEYS if tally.varied[key] < 10}
     assert not rare
     further = (*FURTHER, *gguf_expert_draws.OWN_KEYS, *gguf_expert_draws.TENSORS)
-    assert all(tally.varied[name] >= 10 for name in further), {name: tally.varied[name] for name in further}
+    assert all(tally.varied[name] >= 5 for name in further), {name: tally.varied[name] for name in further}
 
 
 @pytest.mark.parametrize(

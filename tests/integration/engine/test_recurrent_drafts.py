@@ -69,8 +69,7 @@ def test_drafts_change_no_answer(
         unchanged(engine, streams, right, monkeypatch)
 
 
-@SEVERAL
-@pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("family", "right"), [*zip(KINDS, (0.0, 0.5, 1.0, 0.5), strict=True)])
 def test_drafts_in_several_stages_are_rows_of_one_step(
     family: str, right: float, tiny_pack: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
+from typing import Any
 
 from scheduler.transfer.pages import PageBuffer, StagedPages
 from scheduler.transfer.queue import TransferQueue
@@ -67,6 +68,7 @@ class Accelerators:
         self.offload: OffloadPlan = residence.offload
         self._places: Places = residence.places
         self._remark = residence.remark
+        self._details: Any = residence.details  # of the mode
         self._allocations = allocations
         self._queue = TransferQueue(trace, len(self.devices))
         self._rings: Rings | None = None

@@ -5,40 +5,20 @@ from dataclasses import replace
 
 from scheduler.demand.policies import Key
 from scheduler.window.window import Window
-from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.errors import PlanError
-from tpi.trace import NoTrace
 from worker.accelerator.accelerated import Accelerators, LinkFigures
 from worker.demand.arena import ExpertArena
 from worker.demand.best import MB
 from worker.demand.hybrid import HybridExperts
-from worker.node.allocations import DeviceAllocations
 from worker.node.segment import ExpertsSegment, Segment, launching
-from worker.node_plan import NodePlan
 from worker.plan.modes.experts import CardSlots, recording_of, routed_experts
-from worker.plan.residence import Residence
 
 
 class ExpertAccelerated(Accelerators):
     """An `Accelerators` whose accelerator caches some of the routed experts."""
 
-    def __init__(
-        self,
-        devices: Sequence[Device],
-        plan: NodePlan,
-        residence: Residence,
-        allocations: DeviceAllocations,
-        trace: NoTrace,
-    ) -> None:
-        """Open the accelerator.
-
-        `devices` are the host and one accelerator. The other arguments and the errors are those of `Accelerators`.
-        """
-        self.arena: ExpertArena | None = None
-        self._slots: CardSlots = residence.details
-        self._blocks = {block.layer: block.number for block in plan.blocks if block.kind == "experts"}
-        super().__init__(devices, plan, residence, allocations, trace)
+    arena: ExpertArena | None = None  # None until `open_rings`
 
     @property
     def figures(self) -> LinkFigures:
@@ -61,7 +41,9 @@ class ExpertAccelerated(Accelerators):
             raise PlanError(
                 "experts are copied to the accelerator from memory, which does not hold them all; give more --memory"
             )
-        units, slots = self._units(window.kept), self._slots
+        self._blocks = {block.layer: block.number for block in self._plan.blocks if block.kind == "experts"}
+        slots: CardSlots = self._details
+        units = self._units(window.kept)
         cuts = range(slots.slot_bytes, slots.arena_bytes, slots.slot_bytes)
         memory = self._allocations.allocate(self.device, slots.arena_bytes, cuts)
         recording = recording_of(self._plan.routing, list(units))

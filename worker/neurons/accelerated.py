@@ -14,39 +14,19 @@ from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.errors import PlanError
 from tpi.kernels.spec import Input
-from tpi.trace import NoTrace
 from worker.accelerator.accelerated import Accelerators
 from worker.neurons.fallback import DenseFallback
 from worker.neurons.hybrid import HybridFfn
 from worker.neurons.judge import measure_limit
 from worker.neurons.lookahead import LookaheadPredictions, PlacedPredictor, Scorer, stay
-from worker.node.allocations import DeviceAllocations
 from worker.node.segment import FfnSegment, Segment, launching
-from worker.node_plan import NodePlan
 from worker.plan.modes.neurons import NeuronArenas
-from worker.plan.residence import Residence
 
 
 class NeuronAccelerated(Accelerators):
     """An `Accelerators` whose accelerator holds some neurons of the feed-forward blocks, chosen token by token."""
 
-    def __init__(
-        self,
-        devices: Sequence[Device],
-        plan: NodePlan,
-        residence: Residence,
-        allocations: DeviceAllocations,
-        trace: NoTrace,
-    ) -> None:
-        """Open the accelerator.
-
-        `devices` are the host and one accelerator. The other arguments and the errors are those of `Accelerators`.
-        """
-        super().__init__(devices, plan, residence, allocations, trace)
-        self._neurons: NeuronArenas = residence.details
-        self._clock = clock_of(self.device)
-        self.arena: NeuronArena | None = None
-        self._fallback = DenseFallback()
+    arena: NeuronArena | None = None  # None until `open_rings`
 
     def open_rings(self, window: Window) -> None:
         """Fill the arena from `window`, which has all neurons in memory, and load the predictors.
@@ -58,6 +38,8 @@ class NeuronAccelerated(Accelerators):
         super().open_rings(window)
         if window.kept is None:
             raise PlanError("neurons migrate from the host's memory, which does not hold them all; give more --memory")
+        self._neurons: NeuronArenas = self._details
+        self._clock, self._fallback = clock_of(self.device), DenseFallback()
         layers = self._layers(window.kept)
         ends = list(accumulate(layer.nbytes for layer in layers.values()))
         memory = self._allocations.allocate(self.device, arena_bytes(list(layers.values())), ends[:-1])

@@ -14,14 +14,10 @@ namespace tpi {
 namespace {
 
 #if defined(TPI_X86)
-// Features for which Clang 14 has no name.
+// __builtin_cpu_supports does not know the names of F16C and AVX-VNNI in Clang 14.
 bool has_f16c() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
-}
-bool has_dpbusd_256() {
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
 
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
@@ -31,7 +27,8 @@ bool has_avx_vnni() {
 #if defined(TPI_EMULATE_VNNI)
     return has_avx2();  // a build for tests: the same code without the dot product instruction
 #else
-    return has_avx2() && has_dpbusd_256();
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 #endif
 }
 

@@ -145,11 +145,11 @@ def test_keys_of_a_page_lie_transposed(kv_dtype: KvDtype, unit: int) -> None:
     np.testing.assert_array_equal(decode_keys(found, head_dim), decode_kv(encode_kv(keys, element), head_dim))
 
 
-@each_isa
-def test_queries_with_nan_give_nan() -> None:
+@over_isas(("kv_dtype", "past"), KV_DTYPES, [0, 40])
+def test_queries_with_nan_give_nan(kv_dtype: KvDtype, past: int) -> None:
     """A query with NaN or infinity gives NaN also where queries are rounded to integers."""
     case = attention_case(
-        np.random.default_rng(10), heads=4, kv_heads=2, head_dim=32, kv_dtype="q8", lengths=((40, 1),)
+        np.random.default_rng(10), heads=4, kv_heads=2, head_dim=32, kv_dtype=kv_dtype, lengths=((past, 1),)
     )
     heads = reference.project(case.spec, case.data, case.x, case.batch.positions)
     heads.queries[0, 1, 3], heads.queries[0, 2, 5] = np.nan, np.inf

@@ -76,7 +76,10 @@ inline float weigh(Row& row, const Span& span, float softcap, float* scores) {
     cover(span, kMasked, scores);
     F8 high = max(max(load(scores), load(scores + 8)), max(load(scores + 16), load(scores + 24)));
     float most = largest(high) > row.most ? largest(high) : row.most;
-    for (size_t j = 0; j < kPageTokens; j += 8) store(scores + j, exp(load(scores + j) - splat(most)));
+    for (size_t j = 0; j < kPageTokens; j += 8) {
+        F8 below = load(scores + j) - splat(most);
+        store(scores + j, exp(below) + (below - below));  // NaN stays NaN
+    }
     cover(span, 0.0f, scores);
     F8 keep = exp(splat(row.most - most));
     float kept[8];

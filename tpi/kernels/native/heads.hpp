@@ -182,12 +182,12 @@ inline void value_head(const Projection& job, size_t token, size_t kv_head, floa
     finish_head(job, {job.v, call.v.vectors(), call.kv_heads, call.v_bias, call.v_norm, false}, token, kv_head, to);
 }
 
-// Call `work(token, head)` for all query heads and, numbered after them, KV heads.
+// Call `work(token, head)` for all query heads and, numbered after them, KV heads. A task has neighbouring tokens of a
+// head, whose keys share cache lines.
 template <class Work> inline void each_head(const AttentionCall& call, Team& team, const Work& work) {
-    size_t heads = call.heads + call.kv_heads, piece = call.tokens > kStreamTokens ? 16 : 2;
-    size_t all = call.tokens * heads;
+    size_t piece = call.tokens > kStreamTokens ? 16 : 2, all = call.tokens * (call.heads + call.kv_heads);
     team.each((all + piece - 1) / piece, [&](size_t task) {
-        for (size_t i = task * piece; i < all && i < (task + 1) * piece; ++i) work(i / heads, i % heads);
+        for (size_t i = task * piece; i < all && i < (task + 1) * piece; ++i) work(i % call.tokens, i / call.tokens);
     });
 }
 

@@ -26,6 +26,7 @@ from tpi.pack.reader import Pack
 F32 = npt.NDArray[np.float32]
 TEXT = DATA / "quality.txt"
 CHUNK = 512  # tokens, each chunk a sequence of its own
+CHUNKS = 2
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Text:
 
     def __init__(self, original: Pack, folder: Path) -> None:
         ids = Tokenizer.load(original).encode(TEXT.read_text())
-        self.chunks = [ids[at : at + CHUNK] for at in range(0, len(ids), CHUNK)]
+        self.chunks = [ids[at : at + CHUNK] for at in range(0, CHUNKS * CHUNK, CHUNK)]
         self._folder = folder
         self.expected = list(self.log_probabilities(original))
 
@@ -105,19 +106,19 @@ def test_f32_is_the_model_as_it_was(pack: Pack, text: Text, packs: Packs) -> Non
 
 
 @pytest.mark.timeout(300)
-def test_q8_keys_and_values(text: Text, packs: Packs) -> None:
-    quality = text.quality(packs.get("f32"), kv="q8", chunks=2)
+def test_q8_keys_and_values(text: Text, pack: Pack) -> None:
+    quality = text.quality(pack, kv="q8")
     assert 0 < quality.divergence < 1e-3
     assert quality.perplexity < 1.005
 
 
 @pytest.mark.timeout(300)
-def test_q4_keys_and_values(text: Text, packs: Packs) -> None:
+def test_q4_keys_and_values(text: Text, pack: Pack) -> None:
     """4 bits change a small model noticeably.
 
     The bounds are what is reached with the Hadamard transform; without, the divergence is 0.057.
     """
-    quality = text.quality(packs.get("f32"), kv="q4", chunks=2)
+    quality = text.quality(pack, kv="q4")
     assert 0 < quality.divergence < 0.045
     assert quality.perplexity < 1.08
 

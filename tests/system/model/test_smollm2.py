@@ -19,7 +19,7 @@ PROMPTS = (
     "Write one sentence about the sea.",
     "List three prime numbers and say why they are prime.",
 )
-TOKENS = 32
+TOKENS = 20
 NEAR_TIE = 1e-4
 GREEDY = Sampling(temperature=0)
 

@@ -16,7 +16,7 @@ from tpi.net.wire import wire_format
 from tpi.pack.reader import Pack
 
 TEXT = DATA / "quality.txt"
-CHUNKS = 4
+CHUNKS = 2
 LIMIT = 1e-3
 
 

@@ -14,20 +14,28 @@ from tests.support.paths import ROOT
 
 HERE = Path(__file__).parent
 NO_CARD = not Path("/proc/driver/nvidia/version").exists()
-CASES = ["product", "attention", "device", "experts"]
+CASES = ("product", "attention", "device", "experts")
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux"),
     pytest.mark.timeout(1200),
 ]
 
 
-def run_cases(name: str, **environment: str) -> None:
-    """Check that the cases of one file pass.
+def run_cases(*names: str, **environment: str) -> None:
+    """Check that the cases of some files pass, in one process, for its imports take seconds.
 
     Compiled programs are kept, so that only changed ones are compiled again.
     """
     chosen = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{HERE}/{name}_cases.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *(f"{HERE}/{name}_cases.py" for name in names),
+    ]
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -39,15 +47,13 @@ def run_cases(name: str, **environment: str) -> None:
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_in_the_interpreter(name: str) -> None:
-    run_cases(name, TRITON_INTERPRET="1")
+def test_in_the_interpreter() -> None:
+    run_cases(*CASES, TRITON_INTERPRET="1")
 
 
 @pytest.mark.skipif(NO_CARD, reason="there is no NVIDIA card here")
-@pytest.mark.parametrize("name", CASES)
-def test_on_a_card(name: str) -> None:
-    run_cases(name, TPI_TEST_CARD="1")
+def test_on_a_card() -> None:
+    run_cases(*CASES, TPI_TEST_CARD="1")
 
 
 def test_kernels_compile_for_cards() -> None:

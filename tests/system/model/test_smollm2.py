@@ -57,7 +57,7 @@ def _generate(model: object, prompt: list[int]) -> Expected:
     return Expected(prompt, made.sequences[0, len(prompt) :].tolist(), [float(top - second) for second, top in best])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)  # the reference alone takes minutes on a machine that is busy
 @pytest.mark.parametrize("nodes", [1, 2, 3, 5])
 def test_greedy_tokens_equal_those_of_transformers(
     nodes: int, gguf: Path, cache: Path, expected: list[Expected]

@@ -28,7 +28,7 @@ inline void write_key(const Kv& cache, size_t row, const float* head, size_t dim
     uint8_t* page = cache.data + (row - token) * cache.vector_bytes;
     uint8_t* factors_to = page + all * kPageTokens + 2 * token;
     for (size_t d = 0; d < dim; d += kGroup, factors_to += factor_bytes(cache.format) * kPageTokens) {
-        uint8_t codes[kGroup * sizeof(float)], factors[4];
+        uint8_t codes[kGroup * sizeof(float)], factors[4] = {};
         size_t count = smaller(dim - d, kGroup), bytes = code_bytes(cache.format, count);
         write_group(cache.format, codes, factors, head + d, count);
         uint8_t* to = page + code_bytes(cache.format, d) * kPageTokens;

@@ -78,8 +78,8 @@ class RunOptions:
         """Take the placement flags out of `flags`, resolving `TPI_WORKERS` and sizes.
 
         Raises:
-            UsageError: if both --local and --workers are given, cards that are nodes of their own contradict one of the
-                two, an address or size is malformed, or the trace cannot be written.
+            UsageError: if both --local and --workers are given, or one of them with flags that make each card a node;
+                if an address or size is malformed; or if the trace cannot be written.
         """
         named = flags.pop("workers")
         workers = worker_addresses(() if named == (NO_WORKERS,) else named)
@@ -221,8 +221,8 @@ def worker_addresses(texts: Sequence[str]) -> tuple[str, ...]:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise UsageError(f"worker address {address!r} is not HOST:PORT; write for example 192.168.1.7:9990")
-    if len(set(found)) != len(found):
-        raise UsageError("a worker address is given twice; give each worker once")
+    if twice := next((address for address in found if found.count(address) > 1), None):
+        raise UsageError(f"the worker address {twice} is given twice; give each worker once")
     return found
 
 

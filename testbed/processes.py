@@ -22,7 +22,7 @@ def marked(record: TestbedRecord, device: str, environment: Mapping[str, str]) -
 
 
 def processes(record: TestbedRecord, host: DeviceRecord | None = None) -> set[int]:
-    """Return the ids of the processes of one device, or of all devices, of a testbed."""
+    """Return the ids of the processes that run on the device `host` of the testbed `record`; None: on all devices."""
     devices = record.devices if host is None else (host,)
     found = {
         int(line) for device in devices for folder in device.cgroups for line in _lines(Path(folder, "cgroup.procs"))

@@ -230,7 +230,7 @@ class NodePlan:
 
     @property
     def neurons(self) -> int:
-        """The largest number of this node's feed-forward neurons that one token passes in one block."""
+        """The largest number of this node's feed-forward neurons that are computed for one token in one block."""
         return max((self._neurons(block) for block in self.blocks if block.half == "ffn"), default=0)
 
     def _neurons(self, block: NodeBlock) -> int:

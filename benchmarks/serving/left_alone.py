@@ -19,10 +19,10 @@ from tests.support.house import Laptop, house
 from tests.support.terminal import Terminal, terminal
 
 NOTES = """
-SmolLM2-135M. A server with two standing workers is asked over HTTP, by a page that stays open in a headless Chromium,
-and by `tpi chat --url`. Another `tpi chat` has two workers of its own. Each answers once, all are left idle for ten
-minutes of real time, and each is asked again. Figures are seconds to the whole answer of at most 24 tokens. For the
-page they are seconds to the first word; then the answer is stopped.
+SmolLM2-135M. Three clients ask a server that has two workers: a program over HTTP, a page that stays open in a headless
+Chromium, and `tpi chat --url`. A fourth client is a `tpi chat` with two workers of its own. Each client asks, waits for
+ten minutes of real time, and asks again. Figures are seconds to the whole answer of at most 24 tokens. For the page
+they are seconds to the first word; then the answer is stopped.
 """
 _IDLE_S, _QUICK_S, _MOST_S = 600.0, 5.0, 10.0
 _TOKENS = 24

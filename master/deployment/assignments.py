@@ -84,7 +84,7 @@ class _Part:
 
 
 def _parts(pack: Pack, stage: Stage, layouts: Sequence[RunLayout], sent: PredictorSource) -> dict[int, _Part]:
-    """Return the part of each node of `stage`, by rank."""
+    """Return the layers and units that each node of `stage` holds, by rank; `sent` has the predictors for it."""
     experts = pack.config.mixture.experts if pack.config.mixture else 1
     numbers = range(stage.layers.first, stage.layers.last)
     distinct: dict[str, tuple[PackBlock, int]] = {}  # blocks by id, each with its first layer

@@ -36,9 +36,9 @@ class Vocabulary:
     ) -> None:
         """Open the tables.
 
-        `reads` is the read clock of the blocks' window, which reads at the same time as a streamed head. `host`
-        replaces the real host device. With `verify`, all bytes are compared with their hashes when they are first
-        loaded.
+        `reads` measures the reads of the blocks' window. A streamed head measures its reads with the same clock,
+        because both read from the disk at the same time. `host` replaces the real host device. With `verify`, all bytes
+        are compared with their hashes when they are first loaded.
 
         Raises:
             WeightsError: if the pack cannot be read, or with `verify` is damaged.

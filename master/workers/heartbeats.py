@@ -91,7 +91,10 @@ class HeartbeatState:
     _closely: bool = False  # whether the last two looks followed each other closely
 
     def look(self, now: float) -> None:
-        """Prepare for processing the messages that have arrived by time `now`."""
+        """Record that the messages that arrived by time `now` are processed now.
+
+        If this process stood still since the last call, the worker gets more time to answer.
+        """
         gap = now - self.looked
         self._closely = gap < _POLL_S
         if self.looked and gap > PAUSE_S:  # this process stood still, so the gap is not the worker's

@@ -123,7 +123,7 @@ class Family:
         gguf: the value of `general.architecture` in a GGUF file; None if GGUF files are not supported.
         names: templates for a Hugging Face directory.
         gguf_names: templates for a GGUF file.
-        defaults: fields that are read of a config.json, with their defaults (`tpi.families.huggingface.defaults`).
+        defaults: fields that are read from a config.json, with their defaults (`tpi.families.huggingface.defaults`).
         settings: returns the ModelConfig fields that differ from Llama's, from the fields of a config.json.
         gguf_settings: does the same from the metadata of a GGUF file.
         norm_offset: is added to norm weights: Gemma stores w and uses 1 + w.
@@ -131,8 +131,8 @@ class Family:
         adapt_refs: adapts the references of a Hugging Face directory where templates do not suffice.
         adapt_gguf_refs: does the same for a GGUF file; it also receives a function that tells if a tensor exists.
         dense_layers: returns the numbers of the layers without experts, in a family with experts.
-        numbers: returns the numbers that the blocks of each layer have in the source, in families that number blocks;
-            None if a layer and its blocks have the same number.
+        numbers: returns for each layer the source's numbers of its blocks, in families that number blocks; None if
+            blocks have the number of their layer.
         gguf_numbers: does the same from the metadata of a GGUF file.
         flatten: converts a config.json with nested objects or other field names; None if not needed.
     """

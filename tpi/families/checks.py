@@ -105,8 +105,8 @@ def _check_shared(config: ModelConfig, where: str) -> None:
         )
     if type(config.per_layer) is not int or not 0 <= config.per_layer_values <= 1 << 24:
         raise ModelError(
-            f"{where}: per_layer is {config.per_layer!r}; a whole number from 0 is expected, and at most {1 << 24} "
-            "values for all layers together"
+            f"{where}: per_layer is {config.per_layer!r}; a whole number from 0 is expected, which makes at most "
+            f"{1 << 24} values in all layers together"
         )
 
 

@@ -343,9 +343,9 @@ class Batch:
     per_layer: F32 | None = None
 
     def cut(self, tokens: slice) -> "Batch":
-        """Return the batch of some of its tokens; earlier tokens of their sequences must have been computed.
+        """Return a batch of the given `tokens` alone. Earlier tokens of their sequences must have been computed.
 
-        Every token of the part changes its state.
+        In the returned batch, the recurrent state of a sequence is the one after its last token.
         """
         states = self.states
         if states is not None:

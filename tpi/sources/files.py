@@ -34,7 +34,9 @@ def resolve_inside(directory: Path, name: str) -> Path:
     try:
         real, home = path.resolve(strict=True), directory.resolve(strict=True)
     except UnicodeEncodeError as error:
-        raise ModelError(f"{directory} names the file {name[:200]!r}, which is not a valid name; refused") from error
+        raise ModelError(
+            f"{directory} names the file {name[:200]!r}, which is not a valid name; download the model again"
+        ) from error
     except (OSError, RuntimeError) as error:
         raise ModelError(f"{path} is missing; download the model again") from error
     snapshot = next((parent for parent in (home, home.parent) if parent.parent.name == "snapshots"), None)

@@ -97,7 +97,9 @@ def train_predictors(
         if ahead.chosen <= recipe.look * found[layer].chosen:
             found[layer], examples[layer] = ahead, both
     if (taken := _nbytes(found)) > most_bytes:
-        raise ModelError(f"the narrowest predictors take {taken} bytes, more than {most_bytes:.0f}; allow more bytes")
+        raise ModelError(
+            f"the narrowest predictors take {taken} bytes, more than {most_bytes:.0f}; leave --predictors out"
+        )
     growing = set(found)
     while growing and found[worst := max(growing, key=lambda layer: found[layer].chosen)].chosen > recipe.chosen:
         rank = found[worst].predictor.rank + recipe.rank

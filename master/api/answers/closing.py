@@ -45,9 +45,10 @@ class _Closing:
         self.result = self._schema(root, "#", part=False)
 
     def _schema(self, schema: Any, at: str, part: bool) -> Any:
-        """Return the schema at the JSON pointer `at` with its objects closed.
+        """Return the schema at the JSON pointer `at`, with objects that allow no other properties than the named ones.
 
-        Leave it open if it is a `part` of an object.
+        With `part`, the schema itself stays open, because another one, such as an `allOf`, names further properties of
+        the same object.
         """
         if not isinstance(schema, dict):
             return schema

@@ -65,7 +65,7 @@ def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Return log probabilities in the form of completions."""
+    """Return the log probabilities of `tokens` as the `logprobs` object of OpenAI's API for completions."""
     return {
         "tokens": [one.text for one in tokens],
         "token_logprobs": [one.logprob for one in tokens],

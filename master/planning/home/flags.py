@@ -78,7 +78,9 @@ def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Pat
     if given and (flags["batch"] == 1 or named == ["topology"]):
         flag = given[0].replace("_", "-")
         beside = "" if named == ["topology"] else ", or --batch N, for which several may have accelerators"
-        raise UsageError(f"--{flag} describes one machine, but --{named[0]} names several; give one of them{beside}")
+        raise UsageError(
+            f"--{flag} describes one machine, but --{named[0]} names several; leave out one of the two flags{beside}"
+        )
     idle = list(_LIMITS)
     if flags["devices"]:
         idle += ["memory"] if given else ["memory", "remeasure"]

@@ -48,7 +48,7 @@ class MemberForecast:
 
     @cached_property
     def prompt(self) -> OffloadForecast:
-        """The forecast of the times of its prompts."""
+        """The forecast of the node's times for prompts."""
         return forecast(self.long, self.places)
 
     @property

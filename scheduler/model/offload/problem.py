@@ -37,7 +37,7 @@ class Limits:
     decode: Place | None = None  # the same of decode steps, except attention if its keys and values are there
 
     def place(self, phase: RequestPhase) -> Place | None:
-        """Return the fixed place for a phase."""
+        """Return the device that the user chose for a phase, or None if the planner chooses it."""
         return self.prompt if phase == "prompt" else self.decode
 
 

@@ -83,7 +83,7 @@ class NodeWork:
 
     @property
     def blocks(self) -> list[range]:
-        """The numbers of each block's segments, block by block."""
+        """The indices of each block's segments, block by block."""
         found = (list(same) for _, same in groupby(range(len(self.segments)), lambda at: self.segments[at].block))
         return [range(numbers[0], numbers[-1] + 1) for numbers in found]
 

@@ -221,7 +221,7 @@ def solve_pair(
 
 
 def _rows(tables: list[Combination], at: int, scale: float) -> Iterator[tuple[F64, float]]:
-    """Yield the left side and the limit of each inequality of the linear program for pair number `at`.
+    """Yield the left side and the limit of each inequality of the linear program for pair number `at` of batch sizes.
 
     The unknowns are four for each combination: whether it is chosen, and its three shares as `Combination.counted`
     counts them. Two more are the seconds of a layer in each phase, in units of `scale` seconds.

@@ -60,7 +60,7 @@ def test_quantised_heads_keep_their_values(kind: str, family: str, tiny_model: M
         ({"mamba_d_head": 16}, "mamba_n_heads 6 times mamba_d_head 16 is not 192"),
         ({"mamba_d_conv": 1}, "taps of its Mamba2 layers is 1"),
         ({"mamba_n_groups": 4}, "6 value heads are not a multiple of 4 key heads"),
-        ({"time_step_limit": [0.5, 0.1]}, r"time_step_limit is \[0.5, 0.1\]; two numbers in order"),
+        ({"time_step_limit": [0.5, 0.1]}, r"time_step_limit is \[0.5, 0.1\]; expected are two numbers"),
         ({"time_step_limit": None}, "time_step_limit is null"),
         ({"layer_types": ["mamba", "mamba"]}, "no layer has attention"),
         ({"layer_types": None}, "no layer has attention"),

@@ -1,4 +1,7 @@
-"""Opening of a Hugging Face directory: the model of its config.json, and its weights with quantised ones joined."""
+"""Opening of a Hugging Face directory: the model that its config.json describes, and its weights.
+
+The codes, scales and zero points of a quantised weight become one tensor.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -91,7 +91,9 @@ def _limits(given: object) -> tuple[float, float]:
         raise ModelError(f"time_step_limit is {str(given)[:80]}; two numbers are expected")
     least, most = map(float, numbers)
     if not 0 <= least < most or math.isinf(least):
-        raise ModelError(f"time_step_limit is {str(given)[:80]}; two numbers in order, from 0 on, are expected")
+        raise ModelError(
+            f"time_step_limit is {str(given)[:80]}; expected are two numbers from 0 on, the smaller one first"
+        )
     return least, 0.0 if math.isinf(most) else most
 
 

@@ -13,7 +13,10 @@ from tpi.devices.cuda.programs.norms import nearest
 
 @triton.jit
 def element(at, token, UNIT: tl.constexpr, KEYS: tl.constexpr):
-    """Return the place of element `at` of a vector, relative to `begin`, if units of UNIT elements stay together."""
+    """Return the offset of element `at` of a vector from the vector's start or, with KEYS, from its page's start.
+
+    With KEYS, the vectors of a page are stored in turns of UNIT elements, and `token` is the vector's number in it.
+    """
     if KEYS:
         return at // UNIT * (UNIT * 32) + token * UNIT + at % UNIT
     else:

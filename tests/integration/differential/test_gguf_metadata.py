@@ -21,14 +21,14 @@ FURTHER = (
 
 
 def test_every_architecture_is_drawn() -> None:
-    """Falcon and Bamboo are left out: only PowerInfer's files have them, without such metadata.
+    """Falcon, Bamboo and OPT are left out: only PowerInfer's files have them, without such metadata.
 
     Families with recurrent layers, Gemma 4, Muse Glimmer and EXAONE are tested in tests/unit/pack (test_delta.py,
     test_conv.py, test_mamba.py, test_nemotron.py, test_gemma4.py, test_muse.py and test_exaone.py). Their reference is
     transformers.
     """
     architectures = {gguf_expert_draws.ARCHITECTURES.get(name, name) for name in NAMES}
-    own = {"falcon", "bamboo", "qwen35", "qwen35moe", "qwen3next", "gemma4", "lfm2", "lfm2moe", "granitehybrid"}
+    own = {"falcon", "bamboo", "opt", "qwen35", "qwen35moe", "qwen3next", "gemma4", "lfm2", "lfm2moe", "granitehybrid"}
     own |= {"nemotron_h", "nemotron_h_moe", "muse-glimmer", "exaone-moe"}
     assert architectures | own == {family.gguf for family in FAMILIES if family.gguf}
 

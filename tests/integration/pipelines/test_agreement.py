@@ -65,7 +65,7 @@ def test_what_a_node_cannot_do_is_refused_by_its_name(tiny_pack: Callable[..., P
     one, two = members(pack, with_card(MUCH), with_card(MUCH))
     for other, said in [
         (replace(two, options=OffloadOptions(pipeline="memory")), "node 1 uses --pipeline memory"),
-        (replace(two, machine=replace(two.machine, more=(laptop_gpu(),))), "node 1: .* computes on one accelerator"),
+        (replace(two, machine=replace(two.machine, more=(laptop_gpu(),))), "node 1: .* on one accelerator"),
         (replace(two, machine=with_card(1 << 16)), "node 1: .* cannot hold the model and one sequence"),
         (
             replace(two, options=OffloadOptions(crossover=7)),
@@ -190,5 +190,5 @@ def test_numbers_of_a_group_are_checked_by_the_receiver(tiny_pack: Callable[...,
     good = replace(own, options=replace(own.options, batch=GroupBatch(4, 2, True, 512)))
     check_assign(good)
     two_cards = Card("two", MUCH, "auto", "auto", "auto", 0, (MUCH,))
-    with pytest.raises(PlanError, match="computes on one accelerator"):
+    with pytest.raises(PlanError, match="computes a batch on one accelerator"):
         check_assign(good, two_cards)

@@ -129,7 +129,8 @@ def test_strange_requests_are_answered_or_closed(kind: str, served: Target) -> N
         for _ in range(5):
             with ExitStack() as stack, suppress(ConnectionError):
                 one = held(target, stack, STRANGE[kind])
-                one.shutdown(socket.SHUT_WR)
+                with suppress(OSError):  # the server may have closed the connection already
+                    one.shutdown(socket.SHUT_WR)
                 got = b"".join(iter(lambda: one.recv(65536), b""))  # noqa: B023 - called at once
                 assert b"HTTP/1.1 5" not in got, got[:500]
 

@@ -170,7 +170,7 @@ def test_codes_of_super_blocks_are_kept(
             assert np.linalg.norm(found - values) <= error * np.linalg.norm(values)
 
 
-@pytest.mark.parametrize("family", ["mamba", "opt"])
+@pytest.mark.parametrize("family", ["mamba", "bloom"])
 def test_unsupported_architecture_is_named(family: str, tiny_model: Models, tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", tiny_model("llama"), family)
     with pytest.raises(

@@ -25,7 +25,8 @@ from worker.plan.speeds import OF_MEMORY
 SAMPLES = PIECES[2:]  # sizes in bytes of the samples that a device may be measured with
 _ROOM_FACTOR = 4  # free memory that a measurement requires, as a multiple of the sample
 _ROUNDS = 3  # calls of which the fastest counts
-_MEDIAN_ROUNDS = 7  # calls of which the median counts
+_SPAN = 0.02  # least processor time of each thread in a measurement, in seconds
+_MOST_CALLS = 2000  # of a measurement, if the system's clock of processor time does not advance
 _MEMORY = 64 << 20  # bytes to read for the rate of the host's memory; more than the processor's caches hold
 _HIDDEN = 1024
 _UNITS = 512  # units of 32 neurons in the largest sample: 50 million weights, more bytes than the caches hold
@@ -44,22 +45,22 @@ def measure_host(kernels: Kernels) -> Rates:
     processes nor a pause by a processor quota change the result.
     """
 
-    def given() -> float:
-        return _processor_time() / kernels.threads()
+    def given(call: Callable[[], object]) -> float:
+        return _processor_seconds(call, kernels.threads())
 
     one, weights = sample_block(2 * _UNITS)
-    read = OF_MEMORY * weights.size / _median(partial(kernels.ffn, one, weights, _tokens(1)), given)
+    read = OF_MEMORY * weights.size / given(partial(kernels.ffn, one, weights, _tokens(1)))
     spec, data = sample_block(_LEAST_UNITS * 4)
-    operations = _operations(spec) / _fastest(partial(kernels.ffn, spec, data, _tokens(_TOKENS)), given)
-    return Rates(read, operations, kv=KvRates(**{kv: _attending(kernels, kv, given) for kv in KV_DTYPES}))
+    operations = _operations(spec) / given(partial(kernels.ffn, spec, data, _tokens(_TOKENS)))
+    return Rates(read, operations, kv=KvRates(**{kv: _attending(kernels, kv) for kv in KV_DTYPES}))
 
 
-def _attending(kernels: Kernels, kv_dtype: KvDtype, given: Callable[[], float]) -> float:
+def _attending(kernels: Kernels, kv_dtype: KvDtype) -> float:
     """Return the bytes of keys and values in the format `kv_dtype` that attention reads per second from the CPU's
     caches.
     """
     sample = AttentionSample.of(MIXTRAL, kv_dtype, _SEQUENCES, _CONTEXT, cached=True)
-    return sample.nbytes / _fastest(partial(sample.run, kernels), given)
+    return sample.nbytes / _processor_seconds(partial(sample.run, kernels), kernels.threads())
 
 
 def free_memory(device: Device) -> int:
@@ -216,22 +217,26 @@ def _slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
     return more / longer if more and longer > 0 else sizes[-1] / max(seconds[-1], 1e-9)
 
 
-def _fastest(call: Callable[[], object], clock: Callable[[], float] | None = None) -> float:
+def _fastest(call: Callable[[], object]) -> float:
     """Return the seconds of the fastest of three calls, after one call that is not timed."""
     call()
-    return min(_seconds(call, clock or _wall_clock) for _ in range(_ROUNDS))
+    return min(_seconds(call) for _ in range(_ROUNDS))
 
 
-def _median(call: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Return the median seconds of seven calls, after one call that is not timed.
+def _seconds(call: Callable[[], object]) -> float:
+    begun = _wall_clock()
+    call()
+    return max(_wall_clock() - begun, 1e-9)
 
-    The fastest call would be too fast for a typical run, in which other processes use the memory too.
+
+def _processor_seconds(call: Callable[[], object], threads: int) -> float:
+    """Return the mean processor time that a call takes of each of `threads` threads, after one call that is not timed.
+
+    A system may count the time of a running thread only every few milliseconds. So calls are repeated for much longer.
     """
     call()
-    return sorted(_seconds(call, clock) for _ in range(_MEDIAN_ROUNDS))[_MEDIAN_ROUNDS // 2]
-
-
-def _seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:
-    begun = clock()
-    call()
-    return max(clock() - begun, 1e-9)
+    begun, calls = _processor_time(), 0
+    while (taken := _processor_time() - begun) < _SPAN * threads and calls < _MOST_CALLS:
+        call()
+        calls += 1
+    return max(taken, 1e-9) / (threads * calls)

@@ -16,7 +16,7 @@ from scheduler.storage.tune import DiskSpeed
 from tests.support.kernels.kernel_cases import reference
 from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Finished, Pending
-from tpi.devices.host import open_host
+from tpi.devices.host import HostDevice
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
 from tpi.kernels.kv import KV_DTYPES
@@ -225,6 +225,17 @@ def test_the_host_is_measured_with_its_kernels(clock: FakeClock, monkeypatch: py
         assert 0.5 * rate < getattr(found.kv, kv_dtype) < rate  # a call takes a while here too
 
 
+def test_a_clock_that_counts_other_threads_late_is_read_over_many_calls(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Systems may add the time of threads that run now only every few milliseconds, many calls at once."""
+    exact = measure_host(SlowKernels(clock, 16))  # type: ignore[arg-type]
+    monkeypatch.setattr(machine, "_processor_time", lambda: clock.now - clock.now % (16 * 0.004))
+    found = measure_host(SlowKernels(clock, 16))  # type: ignore[arg-type]
+    assert found.read == pytest.approx(exact.read, rel=0.25)
+    assert found.operations == pytest.approx(exact.operations, rel=0.25)
+
+
 @pytest.mark.parametrize(("quota", "threads", "cores"), [(0.1, 2, 0.1), (0.1, 1, 0.1), (1.5, 4, 1.5), (4.0, 2, 2.0)])
 def test_a_quota_of_processor_time_counts_once(
     quota: float, threads: int, cores: float, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -386,7 +397,7 @@ def test_a_run_plans_with_the_disk_that_was_measured(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """`tpi plan` and runs use the same measurement. Without files to measure with, the disk counts as a laptop's."""
-    device, host = slow_device(clock), open_host()
+    device, host = slow_device(clock), HostDevice(SlowKernels(clock))  # type: ignore[arg-type]
     assert measured(host, [device], tmp_path).machine.disk == LAPTOP.disk
     monkeypatch.setattr(speed, "disk_for", lambda files, cache: DiskSpeed(bytes_per_second=1e9 + len(files)))
     (tmp_path / "packs" / "model").mkdir(parents=True)

@@ -105,6 +105,17 @@ def test_bamboo_has_relu_of_gate_and_up(model: TinyModel, tmp_path: Path) -> Non
     assert np.abs(forward(pack, TOKENS) - expected).max() < 1e-4 * np.abs(expected).max()
 
 
+def randomised(model: Any) -> Any:
+    """Add random numbers to all parameters of `model`, so that none keeps an initial 0 or 1, and return it."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            spread = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
+            parameter.add_(torch.randn_like(parameter) * spread)
+    return model
+
+
 def falcon(norms: int, activation: str) -> Any:
     """A random Falcon of the newer kind."""
     import torch
@@ -116,11 +127,7 @@ def falcon(norms: int, activation: str) -> Any:
         num_ln_in_parallel_attn=norms, ffn_hidden_size=160, vocab_size=320, activation=activation,
     )  # fmt: skip
     reference = transformers.FalconForCausalLM._from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for parameter in reference.parameters():
-            spread = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
-            parameter.add_(torch.randn_like(parameter) * spread)
-    return reference
+    return randomised(reference)
 
 
 @pytest.mark.parametrize("norms", [1, 2])
@@ -145,11 +152,7 @@ def opt() -> Any:
         vocab_size=320, max_position_embeddings=2048,
     )  # fmt: skip
     reference = transformers.OPTForCausalLM._from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for parameter in reference.parameters():
-            spread = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
-            parameter.add_(torch.randn_like(parameter) * spread)
-    return reference
+    return randomised(reference)
 
 
 def test_opt_has_its_positions_and_words(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A node whose accelerator holds some or none of its weights: the same tokens, within its memory, all memory freed."""
 
 import errno
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -223,13 +224,12 @@ def test_keys_and_values_whose_save_failed_are_not_used_again(tiny_pack: Callabl
     """Their step ended before the failure was noticed, so no later step may use them."""
     pack, failing = tiny_pack("llama"), [False]
     options = OffloadOptions("gpu", "ram", "performance", 1)
-    with (
-        Fragile(open_host().kernels, room(pack, 2), failing) as device,
-        offloaded(pack, tmp_path, {0: device}, options, **SMALL) as deployment,
-    ):
+    device = Fragile(open_host().kernels, room(pack, 2), failing)
+    with device, offloaded(pack, tmp_path, {0: device}, options, **SMALL) as deployment:
         engine = Engine(deployment)
         failing[0] = True
         engine.logits(range(3, 9))
+        assert device.failed.wait(60)  # saves begin in threads of their own, perhaps after the step
         failing[0] = False
         for _ in range(3):
             with pytest.raises(DeviceError, match="the card fell off the bus"):
@@ -301,9 +301,11 @@ class Fragile(Twin):
     def __init__(self, kernels: Kernels, limit: int, failing: list[bool]) -> None:
         super().__init__(kernels, limit)
         self._broken = failing
+        self.failed = threading.Event()
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
         if self._broken[0]:
+            self.failed.set()
             raise DeviceError("the card fell off the bus")
         return super().copy(source, target)
 

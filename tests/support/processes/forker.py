@@ -76,6 +76,7 @@ def _forked(requests: socket.socket) -> dict[str, Any] | None:
                 os._exit(0)
             os.close(held)
             os.read(begin, 1)  # returns when the process that sent the request is the parent
+            requests.detach()  # else its end would close a descriptor of the program that has the same number
             _inherit(descriptors)
             return dict(json.loads(data))
         os.waitpid(middle, 0)

@@ -29,7 +29,7 @@ devices: {master: {}, a: {}, b: {}}
 routers: {wifi: , switch: }
 links:
   - {between: [master, wifi], latency: 100 us}
-  - {between: [wifi, switch], latency: 7 ms, bandwidth: 300 Mbit}
+  - {between: [wifi, switch], latency: 7 ms, bandwidth: 100 Mbit}
   - {between: [a, switch], latency: 100 us, bandwidth: 1 Gbit}
   - {between: [b, switch], latency: 100 us, bandwidth: 1 Gbit}
 """
